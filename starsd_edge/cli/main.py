@@ -1,0 +1,78 @@
+"""`starsd`: one command, whose sub-commands are loaded when they are called.
+
+The table below is all that `starsd --help` needs, so that it answers at once; a sub-command's module, and
+with it torch or onnxruntime, is imported only when it runs. Products are reached by name, never imported by
+the core.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from starsd_edge.errors import StarSDError
+
+__all__ = ["COMMANDS", "cli", "main"]
+
+INTERRUPTED_EXIT_CODE = 130  # what a shell reports for a program ended by Ctrl-C
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """Where a sub-command lives: `module` has a click command called `command`."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, CommandEntry] = {}
+
+
+class LazyGroup(click.Group):
+    """A click group over COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = importlib.import_module(entry.module).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, entry.summary) for name, entry in COMMANDS.items()]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.version_option(package_name="starsd-edge", prog_name="starsd")
+def cli(debug: bool) -> None:
+    """One draft service, many edge devices, the very same text."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run `starsd`; every StarSDError ends as one line on stderr and its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(cli.main(args=args, prog_name="starsd", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except StarSDError as error:
+        if "--debug" in args:
+            traceback.print_exc()
+        click.echo(f"starsd: {error}", err=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(INTERRUPTED_EXIT_CODE)

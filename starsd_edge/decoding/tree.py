@@ -1,0 +1,123 @@
+"""The draft tree: tokens and parents, and everything that follows from them.
+
+Node 0 is the root, the newest committed token. Parents come before their children, and a tree from the draft
+service lists its nodes by falling cumulative probability, so the first n nodes of a tree are a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from starsd_edge.types import BoolArray, TokenArray
+
+__all__ = ["NO_PARENT", "DraftTree"]
+
+NO_PARENT = -1
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Candidate continuations of a committed prefix.
+
+    tokens   int32 [N], tokens[0] is the root
+    parents  int32 [N], parents[0] == -1, and 0 <= parents[i] < i for every other node
+    base_len committed tokens the tree continues, root included
+
+    Siblings carry different tokens. Raises ValueError for anything else.
+    """
+
+    tokens: TokenArray
+    parents: TokenArray
+    base_len: int
+
+    def __post_init__(self) -> None:
+        tokens, parents = self.tokens, self.parents
+        if tokens.ndim != 1 or tokens.shape != parents.shape or len(tokens) == 0:
+            raise ValueError(
+                f"tokens {tokens.shape} and parents {parents.shape} must be one equal [N], N >= 1"
+            )
+        if tokens.dtype != np.int32 or parents.dtype != np.int32:
+            raise ValueError(f"tokens and parents must be int32, not {tokens.dtype} and {parents.dtype}")
+        if self.base_len < 1:
+            raise ValueError(f"base_len counts the root and so is at least 1, not {self.base_len}")
+        rest = parents[1:]
+        if parents[0] != NO_PARENT or (rest < 0).any() or (rest >= np.arange(1, len(parents))).any():
+            raise ValueError("parents must be -1 for the root and an earlier node for every other node")
+        edges = rest.astype(np.int64) << 32 | tokens[1:].astype(np.int64) & 0xFFFFFFFF
+        if len(np.unique(edges)) != len(edges):
+            raise ValueError("two siblings carry the same token")
+
+    @classmethod
+    def root_only(cls, token: int, base_len: int) -> DraftTree:
+        """The tree of a plain step."""
+        return cls(np.array([token], np.int32), np.array([NO_PARENT], np.int32), base_len)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], base_len: int) -> DraftTree:
+        """A single path; tokens[0] is the root."""
+        return cls(np.array(tokens, np.int32), np.arange(-1, len(tokens) - 1, dtype=np.int32), base_len)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> TokenArray:
+        """int32 [N]; 0 for the root."""
+        depths = np.zeros(len(self), np.int32)
+        for node in range(1, len(self)):
+            depths[node] = depths[self.parents[node]] + 1
+        return depths
+
+    @cached_property
+    def positions(self) -> TokenArray:
+        """int32 [N] absolute positions in the target."""
+        return np.asarray(self.base_len - 1 + self.depths, np.int32)
+
+    @cached_property
+    def mask(self) -> BoolArray:
+        """bool [N, N]; row i sees itself and its ancestors."""
+        mask = np.eye(len(self), dtype=np.bool_)
+        for node in range(1, len(self)):
+            mask[node] |= mask[self.parents[node]]
+        return mask
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`, if there is one."""
+        hits = np.flatnonzero((self.parents == node) & (self.tokens == token))
+        return int(hits[0]) if len(hits) else None
+
+    def path(self, node: int) -> list[int]:
+        """Node indices from the root to `node`, both included."""
+        path = [node]
+        while path[-1] != 0:
+            path.append(int(self.parents[path[-1]]))
+        return path[::-1]
+
+    def first(self, size: int) -> DraftTree:
+        """The tree of the first `size` nodes (all of them if there are fewer)."""
+        if size >= len(self):
+            return self
+        return DraftTree(self.tokens[:size], self.parents[:size], self.base_len)
+
+    def descend(self, committed: Sequence[int]) -> DraftTree | None:
+        """What is left of the tree after `committed` tokens were committed on top of `base_len`.
+
+        Follows the tokens from the root; the subtree below the last one, re-rooted, is still a valid
+        draft. None when the committed tokens leave the tree.
+        """
+        node = 0
+        for token in committed:
+            found = self.child(node, token)
+            if found is None:
+                return None
+            node = found
+        keep = np.flatnonzero(self.mask[:, node])
+        index = np.full(len(self), NO_PARENT, np.int32)
+        index[keep] = np.arange(len(keep), dtype=np.int32)
+        parents = index[self.parents[keep]]
+        parents[0] = NO_PARENT
+        return DraftTree(self.tokens[keep], parents, self.base_len + len(committed))
