@@ -13,7 +13,16 @@ import numpy as np
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.types import FeatureArray, Float32Array, TokenArray
 
-__all__ = ["Drafter", "DrafterState", "Invariance", "Target", "TargetOutput", "TargetSpec", "Update"]
+__all__ = [
+    "Drafter",
+    "DrafterState",
+    "Invariance",
+    "RoundHints",
+    "Target",
+    "TargetOutput",
+    "TargetSpec",
+    "Update",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,25 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RoundHints:
+    """What the edge knows of its own speed, so that whoever drafts can cut the tree by cost. 0: not known.
+
+    max_nodes     largest tree wanted, root included; 1 wants none, only that the draft KV keeps up
+    num_accepted  draft tokens accepted in the round before
+    verify_nodes  nodes of the last verification, which took verify_s
+    plain_s       what a plain step costs
+    wait_s        how long the edge is likely to wait for the tree
+    """
+
+    max_nodes: int = 60
+    num_accepted: int = 0
+    verify_nodes: int = 0
+    verify_s: float = 0.0
+    plain_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """Head rows for the draft service: row i pairs the feature of position `start + i` with the token at
     position `start + i + 1` (EAGLE's shift by one).
@@ -100,11 +128,13 @@ class Update:
     start     position of the first feature
     tokens    int32 [n]
     features  [n, F]
+    hints     for the tree asked for
     """
 
     start: int
     tokens: TokenArray
     features: FeatureArray
+    hints: RoundHints = RoundHints()
 
     def __post_init__(self) -> None:
         if (

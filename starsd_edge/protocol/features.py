@@ -1,0 +1,171 @@
+"""Features on the wire: float16, bfloat16, or int8 in groups of 64.
+
+Row by row, so that any run of rows can be cut out of a history and sent:
+
+    FP16   F little-endian float16
+    BF16   F little-endian bfloat16 (upper half of a float32, rounded to nearest even)
+    INT8   F int8, then ceil(F / 64) little-endian float16 scales; element i is q[i] * scale[i // 64]
+
+Per-row scales are wrong here: a few elements of a middle layer are thousands of times larger than the rest,
+and one scale for all would round those to zero. float16 overflows on such layers of bfloat16 models; that is
+refused, and BF16 is the way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starsd_edge.errors import RemoteProtocolError
+from starsd_edge.types import FeatureArray, Float32Array
+
+__all__ = ["EncodedRows", "FeatureDtype", "decode_rows", "encode_rows", "row_bytes"]
+
+GROUP = 64
+SMALLEST_SCALE = np.float32(2.0**-24)  # the smallest float16 above zero
+LARGEST_INT8 = np.float32(127.0)
+HALF_EXPONENT = np.uint16(0x7C00)  # all ones in a float16 that is NaN or infinite
+
+
+class FeatureDtype(IntEnum):
+    """Closed list; the number is the byte in the header."""
+
+    FP16 = 1
+    BF16 = 2
+    INT8 = 3
+
+    @property
+    def wire_name(self) -> str:
+        """As users and greetings spell it."""
+        return self.name.lower()
+
+
+def row_bytes(dtype: FeatureDtype, width: int) -> int:
+    """Bytes of one encoded row of `width` elements."""
+    if dtype is FeatureDtype.INT8:
+        return width + 2 * num_groups(width)
+    return 2 * width
+
+
+def num_groups(width: int) -> int:
+    return -(-width // GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Rows as they travel: `data` is exactly `rows * row_bytes(dtype, width)` bytes."""
+
+    dtype: FeatureDtype
+    rows: int
+    width: int
+    data: bytes | bytearray | memoryview
+
+    def __post_init__(self) -> None:
+        expected = self.rows * row_bytes(self.dtype, self.width)
+        if len(self.data) != expected:
+            raise RemoteProtocolError(
+                f"{self.rows} {self.dtype.wire_name} rows of {self.width} are {expected} bytes, "
+                f"not {len(self.data)}"
+            )
+
+    def decode(self) -> FeatureArray:
+        """float16 (FP16) or float32 [rows, width]; see `decode_rows`."""
+        return decode_rows(self)
+
+
+def encode_rows(features: FeatureArray, dtype: FeatureDtype) -> EncodedRows:
+    """Encode `features` [n, F], float16 or float32.
+
+    Raises ValueError when a value is NaN or infinite, or does not fit float16 where that is asked for.
+    """
+    n, width = features.shape
+    if dtype is FeatureDtype.FP16:
+        with np.errstate(over="ignore"):
+            half = np.ascontiguousarray(features, np.dtype("<f2"))
+        if not half_is_finite(half):
+            raise ValueError(
+                f"a feature is NaN, infinite or beyond float16 ({describe_range(features)}); use bf16"
+            )
+        return EncodedRows(dtype, n, width, half.tobytes())
+    single = np.ascontiguousarray(features, np.float32)
+    if not np.isfinite(single).all():
+        raise ValueError("a feature is NaN or infinite")
+    if dtype is FeatureDtype.BF16:
+        return EncodedRows(dtype, n, width, to_bfloat16(single).tobytes())
+    return EncodedRows(dtype, n, width, quantise(single))
+
+
+def decode_rows(rows: EncodedRows) -> FeatureArray:
+    """float16 (a view of the bytes for FP16) or float32 [rows, width].
+
+    Raises RemoteProtocolError when a value is NaN or infinite: one such row would poison a draft KV cache.
+    """
+    n, width = rows.rows, rows.width
+    single: Float32Array
+    if rows.dtype is FeatureDtype.FP16:
+        half: FeatureArray = np.frombuffer(rows.data, np.dtype("<f2")).reshape(n, width)
+        if not half_is_finite(half):
+            raise RemoteProtocolError("a feature is NaN or infinite")
+        return half
+    if rows.dtype is FeatureDtype.BF16:
+        bits = np.frombuffer(rows.data, np.dtype("<u2")).astype(np.uint32) << np.uint32(16)
+        single = bits.view(np.float32).reshape(n, width)
+    else:
+        single = dequantise(rows)
+    if not np.isfinite(single).all():
+        raise RemoteProtocolError("a feature is NaN or infinite")
+    return single
+
+
+def half_is_finite(half: FeatureArray) -> bool:
+    # Looking at the exponent bits is several times faster than isfinite on float16.
+    return not half.size or bool(((half.view(np.uint16) & HALF_EXPONENT).max()) < HALF_EXPONENT)
+
+
+def describe_range(features: FeatureArray) -> str:
+    finite = features[np.isfinite(features)]
+    return f"largest finite magnitude {np.abs(finite).max():.0f}" if finite.size else "no finite value"
+
+
+def to_bfloat16(single: Float32Array) -> NDArray[np.uint16]:
+    bits = single.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    halves: NDArray[np.uint16] = (rounded >> np.uint32(16)).astype(np.uint16)
+    # The largest float32 values round up to infinity: keep the largest bfloat16 instead.
+    overflowed = (halves & np.uint16(0x7F80)) == np.uint16(0x7F80)
+    if overflowed.any():
+        halves[overflowed] -= np.uint16(1)
+    return halves
+
+
+def quantise(single: Float32Array) -> bytes:
+    n, width = single.shape
+    groups = num_groups(width)
+    padded = np.zeros((n, groups * GROUP), np.float32)
+    padded[:, :width] = single
+    grouped = padded.reshape(n, groups, GROUP)
+    peaks = np.abs(grouped).max(axis=2)  # [n, groups]
+    with np.errstate(over="ignore"):
+        scales = np.maximum(peaks / LARGEST_INT8, SMALLEST_SCALE).astype(np.dtype("<f2"))
+    if not half_is_finite(scales):
+        raise ValueError(f"a feature of magnitude {peaks.max():.3g} is too large for int8; use bf16")
+    # Divide by the scale as the other end will see it; it may have been rounded down, hence the clip.
+    levels = np.rint(grouped / scales.astype(np.float32)[:, :, None])
+    quantised = np.clip(levels, -LARGEST_INT8, LARGEST_INT8).astype(np.int8)
+    out = np.empty((n, width + 2 * groups), np.uint8)
+    out[:, :width] = quantised.reshape(n, groups * GROUP)[:, :width].view(np.uint8)
+    out[:, width:] = scales.view(np.uint8).reshape(n, 2 * groups)
+    return out.tobytes()
+
+
+def dequantise(rows: EncodedRows) -> Float32Array:
+    n, width = rows.rows, rows.width
+    groups = num_groups(width)
+    records = np.frombuffer(rows.data, np.uint8).reshape(n, width + 2 * groups)
+    scales = np.ascontiguousarray(records[:, width:]).view(np.dtype("<f2")).astype(np.float32)
+    spread = np.repeat(scales, GROUP, axis=1)[:, :width]  # [n, F]
+    out: Float32Array = records[:, :width].view(np.int8).astype(np.float32) * spread
+    return out
