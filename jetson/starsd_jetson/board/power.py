@@ -62,3 +62,10 @@ class EnergyMeter:
             if 0 < now_s - last_s <= MAX_GAP_S:
                 self.joules += (now_s - last_s) * (last_watts + watts) / 2
         self._last = (now_s, watts)
+
+    def at(self, now_s: float) -> float:
+        """Joules up to `now_s`, taking the last power to have lasted until then (as far as a gap may be)."""
+        if self._last is None:
+            return self.joules
+        last_s, last_watts = self._last
+        return self.joules + last_watts * min(max(0.0, now_s - last_s), MAX_GAP_S)
