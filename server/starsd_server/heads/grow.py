@@ -86,17 +86,17 @@ class TreeGrowth:
         "_beam_pool",
         "_count",
         "_floor",
-        "_limits",
         "_parents",
         "_scores",
         "_tokens",
         "beams",
         "depth",
+        "limits",
     )
 
     def __init__(self, limits: GrowthLimits) -> None:
         capacity = limits.top_k * (1 + limits.steps * limits.top_k)
-        self._limits = limits
+        self.limits = limits
         self._scores = np.empty(capacity, np.float32)
         self._tokens = np.empty(capacity, np.int32)
         self._parents = np.empty(capacity, np.int64)  # pool index of the parent, -1 for the root
@@ -128,26 +128,26 @@ class TreeGrowth:
         self._count = end
         self.depth += 1
         self.beams = None
-        if self.depth <= self._limits.steps:
+        if self.depth <= self.limits.steps:
             self._choose_beams(scores, start, log_probs.shape[1], floor)
         return self.beams
 
     def scores(self) -> Float32Array:
         """The best `max_nodes - 1` scores so far, falling."""
-        best: Float32Array = -np.sort(-self._scores[: self._count])[: self._limits.max_nodes - 1]
+        best: Float32Array = -np.sort(-self._scores[: self._count])[: self.limits.max_nodes - 1]
         return best
 
     def finish(self) -> GrownTree:
         """The tree below the root, at most `max_nodes - 1` nodes."""
         scores = self._scores[: self._count]
-        kept = np.argsort(-scores, kind="stable")[: self._limits.max_nodes - 1]
+        kept = np.argsort(-scores, kind="stable")[: self.limits.max_nodes - 1]
         node_of = np.full(self._count + 1, 0, np.int32)  # the last entry answers index -1: the root is node 0
         node_of[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
         return GrownTree(self._tokens[kept], node_of[self._parents[kept]], scores[kept], kept)
 
     def _choose_beams(self, scores: Float32Array, start: int, width: int, floor: float) -> None:
         """The `top_k` best of the newest level, less those that cannot have a child in the tree."""
-        limits = self._limits
+        limits = self.limits
         order = np.argsort(-scores, kind="stable")[: limits.top_k]
         room = limits.max_nodes - 1
         if self._count >= room > 0:

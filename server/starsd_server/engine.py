@@ -1,0 +1,357 @@
+"""One step of a draft head over rows of every session that has any: prefill, extension, a level of a tree.
+
+`Engine.step` takes what the scheduler chose and is the only place where the head runs. Sessions meet in the
+matrix products and nowhere else: keys and values are read per session, and `rows` sees to it that a product
+does not depend on what else is in the batch. So a session's drafts are the same bits alone and among many.
+
+A session whose rows cannot be used (not finite, too many for its slot) is refused by its own outcome; the
+others' step goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from starsd_edge.types import BoolArray, FeatureArray, Float32Array, TokenArray
+from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth, candidates
+from starsd_server.kv_cache import KvCache
+from starsd_server.rows import RowHead
+
+__all__ = [
+    "Advanced",
+    "Engine",
+    "Extend",
+    "Grow",
+    "Outcome",
+    "Refused",
+    "SessionRows",
+    "TreeReady",
+    "WorkItem",
+]
+
+
+@dataclass(slots=True)
+class SessionRows:
+    """A session as the engine knows it: a slot, and the tree that is being grown on top of it.
+
+    committed  rows of committed tokens in the slot; whatever lies behind them is the tree's
+    """
+
+    slot: int
+    committed: int = 0
+    growth: TreeGrowth | None = None
+    # The step before: its output, and where this session's rows begin in it.
+    output: Tensor | None = field(default=None, repr=False)
+    output_start: int = 0
+    last_rows: int = 0  # and how many they are
+    ancestors: BoolArray | None = field(default=None, repr=False)  # [t, t] tree rows that a tree row sees
+
+    @property
+    def beams(self) -> Beams:
+        """Rows of the tree's next level; only while its last outcome was Advanced."""
+        assert self.growth is not None
+        assert self.growth.beams is not None
+        return self.growth.beams
+
+    def drop_tree(self) -> None:
+        self.growth = self.output = self.ancestors = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Append committed rows; with `limits`, the last one is also the root of a new tree.
+
+    tokens    int32 [n] of the target's vocabulary; row i follows the feature of the same row
+    features  float16 or float32 [n, F or H]
+    start     rows to keep of the session before these: what lies behind is replaced
+    """
+
+    session: SessionRows
+    tokens: TokenArray
+    features: FeatureArray
+    start: int
+    limits: GrowthLimits | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Run the beams of the session's tree: one level more."""
+
+    session: SessionRows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.session.beams)
+
+
+WorkItem: TypeAlias = Extend | Grow
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The rows are in; a tree that was begun wants another level."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReady:
+    """The tree below the root, by falling probability.
+
+    tokens         int32 [N - 1] of the target's vocabulary
+    parents        int32 [N - 1] with the root as node 0
+    probabilities  float32 [N - 1] cumulative
+    """
+
+    tokens: TokenArray
+    parents: TokenArray
+    probabilities: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This session's rows were not used, for `reason`; it keeps the rows before them, and no tree."""
+
+    reason: str
+
+
+Outcome: TypeAlias = Advanced | TreeReady | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The rows of one item within a step."""
+
+    item: WorkItem
+    index: int  # place of the item in the caller's list
+    start: int
+    end: int
+
+
+class Engine:
+    """One head, its slots, and the step."""
+
+    def __init__(self, head: RowHead, slots: int, max_len: int) -> None:
+        self._head = head
+        self.kv = KvCache(head.config, slots, max_len, head.dtype, head.device)
+        self._to_target: TokenArray = head.draft_to_target.cpu().numpy().astype(np.int32)
+        self._groups = head.config.num_heads // head.config.num_kv_heads
+        self._scale = 1.0 / math.sqrt(head.config.head_dim)
+
+    @property
+    def head(self) -> RowHead:
+        return self._head
+
+    def rewind(self, session: SessionRows, committed: int) -> None:
+        """Keep the first `committed` rows of a session and no tree."""
+        session.drop_tree()
+        self.kv.truncate(session.slot, committed)
+        session.committed = committed
+
+    @torch.inference_mode()
+    def step(self, items: list[WorkItem]) -> list[Outcome]:
+        """Run all `items` in one forward of the head; one outcome each, in order.
+
+        Sessions appear once at most. Grow items belong to sessions whose last outcome was Advanced.
+        """
+        outcomes: list[Outcome] = [Advanced()] * len(items)
+        blocks = self._admit(items, outcomes)
+        if blocks:
+            output = self._forward(blocks)
+            self._collect(blocks, output, outcomes)
+        return outcomes
+
+    def _admit(self, items: list[WorkItem], outcomes: list[Outcome]) -> list[_Block]:
+        """The rows that may run, side by side; refusals go into `outcomes`."""
+        blocks: list[_Block] = []
+        row = 0
+        for index, item in enumerate(items):
+            reason = self._objection(item)
+            if reason is not None:
+                self.rewind(item.session, item.session.committed)
+                outcomes[index] = Refused(reason)
+                continue
+            if isinstance(item, Extend):
+                self.rewind(item.session, item.start)
+            blocks.append(_Block(item, index, row, row + item.num_rows))
+            row += item.num_rows
+        return blocks
+
+    def _objection(self, item: WorkItem) -> str | None:
+        if isinstance(item, Grow):
+            return None
+        n, config = len(item.tokens), self._head.config
+        if item.features.ndim != 2 or len(item.features) != n or n == 0:
+            return f"{n} tokens came with {len(item.features)} feature rows"
+        if item.features.shape[1] not in (config.feature_size, config.hidden_size):
+            return f"feature rows are {item.features.shape[1]} wide, not {config.feature_size}"
+        if not 0 <= item.start <= item.session.committed:
+            return f"rows start at {item.start}; the session holds {item.session.committed}"
+        if item.start + n > self.kv.max_len:
+            return f"{item.start + n} rows exceed the session's limit of {self.kv.max_len}"
+        if item.tokens.min() < 0 or item.tokens.max() >= config.vocab_size:
+            return f"a token id is outside the vocabulary of {config.vocab_size}"
+        if not np.isfinite(item.features).all():
+            return "a feature is NaN or infinite"
+        return None
+
+    def _forward(self, blocks: list[_Block]) -> Tensor:
+        """The head over all rows: [n, H]."""
+        device = self._head.device
+        tokens = torch.from_numpy(np.concatenate([self._tokens(b.item) for b in blocks])).to(device)
+        positions = torch.from_numpy(np.concatenate([self._positions(b.item) for b in blocks])).to(device)
+        hidden = self._hidden(blocks)
+        return self._head.step(tokens, hidden, positions, lambda q, k, v: self._attend(blocks, q, k, v))
+
+    def _tokens(self, item: WorkItem) -> TokenArray:
+        if isinstance(item, Extend):
+            return item.tokens
+        tokens: TokenArray = self._to_target[item.session.beams.tokens]
+        return tokens
+
+    def _positions(self, item: WorkItem) -> TokenArray:
+        """Head positions: row i of the context is at i, a tree row of depth d at `committed - 1 + d`."""
+        if isinstance(item, Extend):
+            return np.arange(item.start, item.start + len(item.tokens), dtype=np.int32)
+        beams = item.session.beams
+        return np.full(len(beams), item.session.committed - 1 + beams.depth, np.int32)
+
+    def _hidden(self, blocks: list[_Block]) -> Tensor:
+        """[n, H]: projected features of committed rows, outputs of the parents for tree rows."""
+        parts: list[Tensor] = []
+        run: list[_Block] = []  # neighbours whose parents lie in one tensor: gathered at once
+        for block in blocks:
+            if isinstance(block.item, Extend):
+                parts.extend(self._gather(run))
+                run = []
+                features = torch.from_numpy(np.ascontiguousarray(block.item.features))
+                parts.append(self._head.project(features.to(self._head.device, self._head.dtype)))
+                continue
+            if run and run[0].item.session.output is not block.item.session.output:
+                parts.extend(self._gather(run))
+                run = []
+            run.append(block)
+        parts.extend(self._gather(run))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _gather(self, run: list[_Block]) -> list[Tensor]:
+        if not run:
+            return []
+        output = run[0].item.session.output
+        assert output is not None
+        rows = [b.item.session.beams.parents + b.item.session.output_start for b in run]
+        return [output.index_select(0, torch.from_numpy(np.concatenate(rows)).to(output.device))]
+
+    def _attend(self, blocks: list[_Block], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Every session's rows against its own slot: q [n, heads, D], k and v [n, kv_heads, D]."""
+        n, heads, width = q.shape
+        kv_heads = k.shape[1]
+        # [kv, n, groups, D]: the rows of a session times its groups are then one matrix per KV head.
+        queries = (q * self._scale).view(n, kv_heads, self._groups, width).transpose(0, 1).contiguous()
+        keys, values = k.transpose(0, 1), v.transpose(0, 1)  # [kv, n, D]
+        mixed = torch.empty_like(queries)
+        for block in blocks:
+            session, rows = block.item.session, slice(block.start, block.end)
+            self.kv.append(session.slot, keys[:, rows], values[:, rows])
+            past_keys, past_values = self.kv.rows(session.slot)  # [kv, len, D]
+            scores = torch.bmm(queries[:, rows].flatten(1, 2), past_keys.transpose(1, 2))
+            mask = self._mask(block)
+            if mask is not None:
+                scores[:, :, -mask.shape[1] :] += mask
+            weights = scores.float().softmax(dim=-1).to(values.dtype)
+            mixed[:, rows] = torch.bmm(weights, past_values).view(kv_heads, -1, self._groups, width)
+        return mixed.transpose(0, 1).reshape(n, heads, width)
+
+    def _mask(self, block: _Block) -> Tensor | None:
+        """What a row must not see among the last rows of its slot: float [rows * groups, m], or None."""
+        rows = block.end - block.start
+        if isinstance(block.item, Extend):
+            if rows == 1:
+                return None
+            sees: BoolArray = np.tri(rows, dtype=np.bool_)
+        else:
+            sees = self._sees(block.item.session, rows)
+        blocked = np.where(sees, np.float32(0), np.float32(-np.inf)).repeat(self._groups, axis=0)
+        return torch.from_numpy(blocked).to(self._head.device)
+
+    def _sees(self, session: SessionRows, rows: int) -> BoolArray:
+        """bool [rows, t + rows] for new tree rows behind the t that are there: ancestors and itself."""
+        before = self.kv.length(session.slot) - rows - session.committed
+        grown = np.zeros((before + rows, before + rows), np.bool_)
+        if before:
+            assert session.ancestors is not None
+            grown[:before, :before] = session.ancestors
+            last_level = before - session.last_rows
+            grown[before:, :before] = session.ancestors[last_level + session.beams.parents]
+        grown[before:, before:] = np.eye(rows, dtype=np.bool_)
+        session.ancestors = grown
+        return grown[before:]
+
+    def _collect(self, blocks: list[_Block], output: Tensor, outcomes: list[Outcome]) -> None:
+        """Score the rows that offer children, grow the trees, commit the rows of the others."""
+        wanting = [b for b in blocks if isinstance(b.item, Grow) or b.item.limits is not None]
+        for block in blocks:
+            self._remember(block, output)
+        if not wanting:
+            return
+        rows = np.concatenate(
+            [np.arange(b.start if isinstance(b.item, Grow) else b.end - 1, b.end) for b in wanting]
+        )
+        chosen = output.index_select(0, torch.from_numpy(rows).to(output.device))
+        top_k = max(self._limits(b.item).top_k for b in wanting)
+        best, ids = candidates(self._head.logits(chosen), top_k)
+        log_probs, tokens = best.cpu().numpy(), ids.cpu().numpy()
+        finite = np.isfinite(log_probs).all(axis=1)
+        row = 0
+        for block in wanting:
+            count = block.end - block.start if isinstance(block.item, Grow) else 1
+            own = slice(row, row + count)
+            row += count
+            if not finite[own].all():
+                self._undo(block.item)
+                outcomes[block.index] = Refused("the draft head computed NaN from this session's rows")
+                continue
+            k = self._limits(block.item).top_k
+            outcomes[block.index] = self._advance(block.item, log_probs[own, :k], tokens[own, :k])
+
+    def _remember(self, block: _Block, output: Tensor) -> None:
+        session = block.item.session
+        if isinstance(block.item, Grow):
+            session.output, session.output_start = output, block.start
+            session.last_rows = block.end - block.start
+            return
+        session.committed = self.kv.length(session.slot)
+        if block.item.limits is not None:
+            session.output, session.output_start = output, block.end - 1
+            session.last_rows = 1
+            session.growth = TreeGrowth(block.item.limits)
+
+    def _undo(self, item: WorkItem) -> None:
+        """Rows that led to NaN are no rows: forget them."""
+        self.rewind(item.session, item.start if isinstance(item, Extend) else item.session.committed)
+
+    def _limits(self, item: WorkItem) -> GrowthLimits:
+        if isinstance(item, Extend):
+            assert item.limits is not None
+            return item.limits
+        assert item.session.growth is not None
+        return item.session.growth.limits
+
+    def _advance(self, item: WorkItem, log_probs: Float32Array, tokens: TokenArray) -> Outcome:
+        session = item.session
+        growth = session.growth
+        assert growth is not None
+        beams = growth.add(log_probs, tokens)
+        if beams is not None and self.kv.length(session.slot) + len(beams) <= self.kv.max_len:
+            return Advanced()
+        tree = growth.finish()
+        self.rewind(session, session.committed)
+        return TreeReady(self._to_target[tree.tokens], tree.parents, np.exp(tree.scores))

@@ -1,0 +1,180 @@
+"""A draft head whose rows do not feel each other: the same bits for a row, whatever is batched beside it.
+
+Floating-point GEMMs choose kernels, and with them the order of a row's sum, by how many rows there are. Two
+formulations are free of that:
+
+* **int8** (CPU): activations quantised per row, weights per output, products summed as integers. Integer sums
+  have no order, so a row's result is exact on every machine. It is also the fastest there is on a CPU, since
+  drafting reads weights more than it computes.
+* **float32** with the row count padded to whole blocks; `rows_are_independent` measures whether the machine's
+  kernels keep their order then, and blocks of one fixed size are run one by one where they do not.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from starsd_edge.errors import UsageError
+from starsd_server.heads.head import Attend, EagleHead, HeadConfig, HeadKind
+
+__all__ = ["BlockLinear", "Int8Linear", "Precision", "RowHead", "int8_available", "rows_are_independent"]
+
+ROW_BLOCK = 16  # below it CPU GEMMs take other kernels for every row count (measured with oneDNN and MKL)
+INT8_MAX = 127.0
+TINY = 1e-30  # keeps the scale of an all-zero row finite
+
+
+class Precision(enum.Enum):
+    """How the head's matrices are held."""
+
+    FLOAT32 = "float32"
+    INT8 = "int8"
+    FLOAT16 = "float16"  # CUDA
+    BFLOAT16 = "bfloat16"  # CUDA
+
+
+class Int8Linear(nn.Module):
+    """A linear layer summed in integers.
+
+    weight  float [out, in]
+    parts   the input is that many vectors side by side, each quantised by its own scale: an embedding next
+            to a feature a hundred times larger would otherwise vanish
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, parts: int = 1) -> None:
+        super().__init__()
+        self._bias = None if bias is None else bias.float()
+        self._width = weight.shape[1] // parts
+        self._packed: list[tuple[Tensor, Tensor]] = []
+        self._zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
+        for part in torch.split(weight.float(), self._width, dim=1):
+            scale = part.abs().amax(1).clamp_min(TINY) / INT8_MAX  # [out]
+            whole = (part / scale[:, None]).round().to(torch.int8).contiguous()
+            self._packed.append((torch.ops.onednn.qlinear_prepack(whole, None), scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [m, in] -> float32 [m, out]"""
+        if len(self._packed) == 1:
+            y = self._part(x, *self._packed[0])
+        else:
+            y = self._part(x[:, : self._width], *self._packed[0])
+            for at, (packed, scale) in enumerate(self._packed[1:], start=1):
+                y += self._part(x[:, at * self._width : (at + 1) * self._width], packed, scale)
+        return y if self._bias is None else y.add_(self._bias)
+
+    def _part(self, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        row_scale = x.abs().amax(1, keepdim=True).clamp_min_(TINY).mul_(1.0 / INT8_MAX)  # [m, 1]
+        whole = (x / row_scale).round_().to(torch.int8)
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            whole, 1.0, 0, packed, scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y.mul_(row_scale)
+
+
+class BlockLinear(nn.Module):
+    """A float32 linear layer over whole blocks of rows."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, one_block_at_a_time: bool = False
+    ) -> None:
+        super().__init__()
+        self._weight = weight.float().contiguous()
+        self._bias = None if bias is None else bias.float()
+        self._one_by_one = one_block_at_a_time
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [m, in] -> float32 [m, out]"""
+        rows = len(x)
+        padded = F.pad(x, (0, 0, 0, -rows % ROW_BLOCK))
+        if self._one_by_one:
+            return torch.cat([F.linear(b, self._weight, self._bias) for b in torch.split(padded, ROW_BLOCK)])[
+                :rows
+            ]
+        return F.linear(padded, self._weight, self._bias)[:rows]
+
+
+class RowHead:
+    """An EagleHead prepared for the engine; the caller's head is consumed."""
+
+    def __init__(self, head: EagleHead, precision: Precision) -> None:
+        if precision is Precision.INT8 and not int8_available():
+            raise UsageError("this torch build has no int8 kernels for this CPU: use --precision float32")
+        self._head = head.eval().requires_grad_(False)
+        self.precision = precision
+        self.device = head.embedding.device
+        eagle3 = head.config.kind is HeadKind.EAGLE3
+        taps = head.config.feature_size // head.config.hidden_size if eagle3 else 2
+        lm_head = head.lm_head.detach()
+        if precision in (Precision.FLOAT16, Precision.BFLOAT16):
+            dtype = torch.float16 if precision is Precision.FLOAT16 else torch.bfloat16
+            self._head = self._head.to(dtype)
+            self._lm_head: nn.Module = _linear_of(lm_head.to(dtype))
+            self.dtype = dtype
+            return
+        self.dtype = torch.float32
+        head.fc = self._swap(head.fc, parts=taps)
+        head.qkv_proj = self._swap(head.qkv_proj, parts=2 if eagle3 else 1)
+        for name in ("o_proj", "gate_up_proj", "down_proj"):
+            setattr(head, name, self._swap(getattr(head, name)))
+        self._lm_head = self._swap(_linear_of(lm_head))
+        head.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)  # held by _lm_head alone
+
+    @property
+    def config(self) -> HeadConfig:
+        return self._head.config
+
+    @property
+    def draft_to_target(self) -> Tensor:
+        return self._head.draft_to_target
+
+    def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """`EagleHead.forward` over [n] rows."""
+        return self._head(tokens, hidden, positions, attend)  # type: ignore[no-any-return]  # nn.Module call
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, H] -> [n, draft V]"""
+        norm = self._head.out_norm
+        return self._lm_head(hidden if norm is None else norm(hidden))  # type: ignore[no-any-return]
+
+    def project(self, features: Tensor) -> Tensor:
+        """[n, F] -> [n, H]; rows that arrive H wide were projected by the edge."""
+        if features.shape[-1] == self.config.hidden_size:
+            return features
+        return self._head.project(features)
+
+    def _swap(self, linear: nn.Linear, parts: int = 1) -> nn.Linear:
+        made: nn.Module
+        if self.precision is Precision.INT8:
+            made = Int8Linear(linear.weight, linear.bias, parts)
+        else:
+            made = BlockLinear(
+                linear.weight, linear.bias, one_block_at_a_time=not rows_are_independent(linear.weight)
+            )
+        return made  # type: ignore[return-value]  # takes the place of an nn.Linear in the head
+
+
+def int8_available() -> bool:
+    """Whether this torch build has the oneDNN int8 kernels."""
+    mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(mkldnn) and hasattr(torch.ops.onednn, "qlinear_prepack")
+
+
+def rows_are_independent(weight: Tensor) -> bool:
+    """Whether float32 GEMMs over whole blocks give a row the same bits, wherever it is among how many."""
+    x = torch.randn(16 * ROW_BLOCK, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    whole = F.linear(x, weight.float())
+    for blocks in (1, 2, 3, 5, 8):
+        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(blocks))[: blocks * ROW_BLOCK]
+        if not torch.equal(F.linear(x[rows], weight.float()), whole[rows]):
+            return False
+    return True
+
+
+def _linear_of(weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
