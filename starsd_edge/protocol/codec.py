@@ -46,10 +46,12 @@ from starsd_edge.protocol.messages import (
     Pong,
     Prefill,
     PrefillAck,
+    Report,
     Update,
     Welcome,
     WireError,
 )
+from starsd_edge.protocol.telemetry import decode_report, encode_report
 from starsd_edge.types import TokenArray
 
 __all__ = ["MAGIC", "MAJOR", "MINOR", "Buffer", "Frames", "Peek", "decode", "encode", "kind_of", "peek"]
@@ -211,6 +213,10 @@ def encode_ping(m: Ping) -> Frames:
 
 def encode_pong(m: Pong) -> Frames:
     return [head_frame(MessageKind.PONG, m.head, PONG_BODY.pack(m.nonce, clip_u32(m.queue_us)))]
+
+
+def encode_edge_report(m: Report) -> Frames:
+    return [head_frame(MessageKind.REPORT, m.head), encode_report(m.body)]
 
 
 def encode_close(m: Close) -> Frames:
@@ -392,6 +398,10 @@ def decode_pong(first: Peek, body: Body, frames: Sequence[Buffer]) -> Pong:
     return Pong(first.head, body[0], body[1])
 
 
+def decode_edge_report(first: Peek, body: Body, frames: Sequence[Buffer]) -> Report:
+    return Report(first.head, decode_report(as_readable(frames[1])))
+
+
 def decode_close(first: Peek, body: Body, frames: Sequence[Buffer]) -> Close:
     return Close(first.head)
 
@@ -457,6 +467,7 @@ DECODERS: dict[int, KindEntry] = {
     MessageKind.BUSY: KindEntry(Busy, BUSY_BODY, 1, 1, decode_busy),
     MessageKind.PING: KindEntry(Ping, PING_BODY, 1, 2, decode_ping),
     MessageKind.PONG: KindEntry(Pong, PONG_BODY, 1, 1, decode_pong),
+    MessageKind.REPORT: KindEntry(Report, EMPTY_BODY, 2, 2, decode_edge_report),
     MessageKind.CLOSE: KindEntry(Close, EMPTY_BODY, 1, 1, decode_close),
     MessageKind.GOAWAY: KindEntry(GoAway, GOAWAY_BODY, 1, 1, decode_goaway),
     MessageKind.ERROR: KindEntry(Error, ERROR_BODY, 2, 2, decode_error),
@@ -478,6 +489,7 @@ ENCODERS: dict[type[Message], Callable[..., Frames]] = {
     Busy: encode_busy,
     Ping: encode_ping,
     Pong: encode_pong,
+    Report: encode_edge_report,
     Close: encode_close,
     GoAway: encode_goaway,
     Error: encode_error,

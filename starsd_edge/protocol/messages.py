@@ -7,6 +7,7 @@ Every message starts with the same Head. Direction: -> edge to service, <- servi
     PREFILL       ->  head rows, acknowledged             PREFILL_ACK    <-  base_len rows are mine
     UPDATE        ->  head rows; a tree is wanted         DRAFT          <-  the tree
     PING          ->  does the loop still turn?           PONG           <-  yes, after so long in the queue
+    REPORT        ->  how the device is doing
     CLOSE         ->  the session is over                 NEED_PREFILL   <-  I hold only base_len tokens of it
                                                           BUSY           <-  not now; ask again later
                                                           GOAWAY         <-  I am leaving
@@ -22,6 +23,7 @@ from typing import TypeAlias
 from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.features import EncodedRows
 from starsd_edge.protocol.greeting import HelloBody, WelcomeBody
+from starsd_edge.protocol.telemetry import EdgeReport
 from starsd_edge.types import TokenArray
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Pong",
     "Prefill",
     "PrefillAck",
+    "Report",
     "Update",
     "Welcome",
     "WireError",
@@ -66,6 +69,7 @@ class MessageKind(IntEnum):
     CLOSE = 12
     GOAWAY = 13
     ERROR = 14
+    REPORT = 15
 
 
 class BusyReason(IntEnum):
@@ -267,6 +271,15 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """The device's own counters and readings, for the monitor. Sent at most once a second, never answered;
+    a service that does not know the kind drops it."""
+
+    head: Head
+    body: EdgeReport
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     head: Head
 
@@ -301,6 +314,7 @@ Message: TypeAlias = (
     | Busy
     | Ping
     | Pong
+    | Report
     | Close
     | GoAway
     | Error

@@ -303,7 +303,7 @@ def encode_snapshot(snapshot: ServiceSnapshot) -> bytes:
     return _encoder.encode(snapshot)
 
 
-def decode_snapshot(data: bytes) -> ServiceSnapshot:
+def decode_snapshot(data: bytes | memoryview) -> ServiceSnapshot:
     """A snapshot from its JSON; fields this version does not know are skipped.
 
     Raises RemoteProtocolError for anything that is too large or does not fit."""
@@ -315,7 +315,7 @@ def encode_report(report: EdgeReport) -> bytes:
     return _encoder.encode(report)
 
 
-def decode_report(data: bytes) -> EdgeReport:
+def decode_report(data: bytes | memoryview) -> EdgeReport:
     """A report from its JSON; fields this version does not know are skipped.
 
     Raises RemoteProtocolError for anything that is too large or does not fit."""
@@ -325,7 +325,7 @@ def decode_report(data: bytes) -> EdgeReport:
 _T = TypeVar("_T")
 
 
-def _decode(decoder: msgspec.json.Decoder[_T], data: bytes, limit: int, what: str) -> _T:
+def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, limit: int, what: str) -> _T:
     if len(data) > limit:
         raise RemoteProtocolError(f"a {what} of {len(data)} bytes exceeds the limit of {limit}")
     try:

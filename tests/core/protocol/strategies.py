@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from starsd_edge.latency import Histogram
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype, encode_rows
 from starsd_edge.protocol.greeting import HelloBody, Identity, WelcomeBody
 from starsd_edge.protocol.messages import (
@@ -25,9 +26,11 @@ from starsd_edge.protocol.messages import (
     Pong,
     Prefill,
     PrefillAck,
+    Report,
     Update,
     Welcome,
 )
+from starsd_edge.protocol.telemetry import EdgeReport, EdgeSession, Mode, Stage, Work
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 LENGTHS = st.integers(1, 100_000)
@@ -126,6 +129,16 @@ def opens(draw: st.DrawFn) -> Open:
     return Open(head, draw(TOKENS))
 
 
+@st.composite
+def reports(draw: st.DrawFn) -> EdgeReport:
+    durations = Histogram()
+    for value in draw(st.lists(st.floats(1e-5, 10), max_size=5)):
+        durations.add(value)
+    work = Work(tokens=draw(U32), fallbacks={"late": draw(U16)}, stages={Stage.VERIFY: durations})
+    session = EdgeSession("07", draw(st.sampled_from(Mode)), draw(st.text(max_size=40)), work)
+    return EdgeReport("boot", sessions=[session], reconnects=draw(U16))
+
+
 def messages() -> st.SearchStrategy[Message]:
     """Any message of the protocol."""
     return st.one_of(
@@ -139,6 +152,7 @@ def messages() -> st.SearchStrategy[Message]:
         st.builds(Busy, heads(), U32, st.sampled_from(BusyReason)),
         st.builds(Ping, heads(), U64, st.binary(max_size=200)),
         st.builds(Pong, heads(), U64, U32),
+        st.builds(Report, heads(), reports()),
         st.builds(Close, heads()),
         st.builds(GoAway, heads(), U32),
         st.builds(
