@@ -16,6 +16,7 @@ __all__ = [
     "MAX_FRAMES",
     "MAX_GREETING_BYTES",
     "MAX_NODES",
+    "MAX_PENDING",
     "MAX_PING_PADDING_BYTES",
     "MAX_ROWS",
     "MAX_TEXT_BYTES",
@@ -34,6 +35,7 @@ MAX_GREETING_BYTES = 8 * 1024  # HELLO and WELCOME bodies are about 700 bytes
 MAX_TEXT_BYTES = 512  # an error text is one line
 MAX_PING_PADDING_BYTES = 64 * 1024  # bandwidth is measured by padded pings
 
+MAX_PENDING = 4  # unanswered requests of one session: OPEN, ACK_WINDOW chunks, and the update behind them
 ACK_WINDOW = 2  # prefill chunks under way: one on the line while the other is computed
 
 
@@ -55,8 +57,8 @@ class EdgeTiming:
     chunk_s: float = 12.0
     max_misses: int = 3
     ping_s: float = 5.0
-    probe_first_s: float = 1.0
-    probe_max_s: float = 30.0
+    probe_first_s: float = 0.25
+    probe_max_s: float = 10.0
 
     def __post_init__(self) -> None:
         if min(self.answer_s, self.chunk_s, self.ping_s, self.probe_first_s) <= 0 or self.max_misses < 1:
