@@ -42,11 +42,13 @@ from starsd_edge.protocol.messages import (
     Pong,
     Prefill,
     PrefillAck,
+    Report,
     Update,
     Welcome,
     WireError,
 )
 from starsd_edge.protocol.states import ServerState, ServiceAct, next_server_state
+from starsd_edge.protocol.telemetry import EdgeReport
 from starsd_edge.protocol.token_log import TokenLog
 from starsd_edge.types import FeatureArray, TokenArray
 
@@ -58,6 +60,7 @@ __all__ = [
     "Opened",
     "Pinged",
     "Reply",
+    "Reported",
     "RowsArrived",
     "ServerConnection",
     "ServerEvent",
@@ -141,6 +144,13 @@ class Pinged:
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """What the device says of itself; never answered."""
+
+    body: EdgeReport
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """A message that came late or twice; for the counters."""
 
@@ -160,7 +170,9 @@ class Closed:
     """The edge is done with the session: free what it held."""
 
 
-ServerEvent: TypeAlias = Reply | Greeted | Opened | RowsArrived | Pinged | Dropped | Violated | Closed
+ServerEvent: TypeAlias = (
+    Reply | Greeted | Opened | RowsArrived | Pinged | Reported | Dropped | Violated | Closed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +231,9 @@ class ServerConnection:
                 return self._receive_rows(message)
             case Ping():
                 return [Pinged(message.nonce)]
+            case Report():
+                known = self.state is not ServerState.NEW
+                return [Reported(message.body)] if known else [Dropped(MessageKind.REPORT)]
             case Close():
                 self._enter(MessageKind.CLOSE)
                 self._forget()

@@ -48,6 +48,7 @@ SERVER_TABLE: dict[ServerState, dict[MessageKind | ServiceAct, ServerState]] = {
         MessageKind.PREFILL: ServerState.NEW,  # the edge has not noticed that the service restarted
         MessageKind.UPDATE:  ServerState.NEW,
         MessageKind.PING:    ServerState.NEW,
+        MessageKind.REPORT:  ServerState.NEW,
         MessageKind.CLOSE:   ServerState.CLOSED,
         ServiceAct.EVICT:    ServerState.NEW,
         ServiceAct.CLOSE:    ServerState.CLOSED,
@@ -58,6 +59,7 @@ SERVER_TABLE: dict[ServerState, dict[MessageKind | ServiceAct, ServerState]] = {
         MessageKind.PREFILL: ServerState.GREETED,  # NEED_PREFILL{0}: evicted, or its OPEN was refused
         MessageKind.UPDATE:  ServerState.GREETED,
         MessageKind.PING:    ServerState.GREETED,
+        MessageKind.REPORT:  ServerState.GREETED,
         MessageKind.CLOSE:   ServerState.CLOSED,
         ServiceAct.EVICT:    ServerState.GREETED,
         ServiceAct.CLOSE:    ServerState.CLOSED,
@@ -68,6 +70,7 @@ SERVER_TABLE: dict[ServerState, dict[MessageKind | ServiceAct, ServerState]] = {
         MessageKind.PREFILL: ServerState.OPENED,
         MessageKind.UPDATE:  ServerState.OPENED,
         MessageKind.PING:    ServerState.OPENED,
+        MessageKind.REPORT:  ServerState.OPENED,
         MessageKind.CLOSE:   ServerState.CLOSED,
         ServiceAct.EVICT:    ServerState.GREETED,
         ServiceAct.CLOSE:    ServerState.CLOSED,

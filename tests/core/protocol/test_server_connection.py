@@ -29,6 +29,7 @@ from starsd_edge.protocol.messages import (
     Pong,
     Prefill,
     PrefillAck,
+    Report,
     Update,
     Welcome,
 )
@@ -40,6 +41,7 @@ from starsd_edge.protocol.server_connection import (
     Opened,
     Pinged,
     Reply,
+    Reported,
     RowsArrived,
     ServerConnection,
     ServerEvent,
@@ -48,6 +50,7 @@ from starsd_edge.protocol.server_connection import (
 )
 from starsd_edge.protocol.session_table import SessionKey, SessionTable
 from starsd_edge.protocol.states import ServerState
+from starsd_edge.protocol.telemetry import EdgeReport
 from starsd_edge.protocol.token_log import tokens_crc
 
 WIDTH, VOCAB, BOOT = 8, 100, 77
@@ -297,6 +300,12 @@ def test_a_broken_rule_is_told_and_changes_nothing(
     assert isinstance(refused, Error)
     assert why in refused.text
     assert (opened.state, opened.held_len) == (ServerState.OPENED, 11)
+
+
+def test_a_report_is_passed_on_and_not_answered(opened: ServerConnection) -> None:
+    report = EdgeReport(edge_boot="x")
+    assert opened.receive(Report(Head(5), report)) == [Reported(report)]
+    assert opened.state is ServerState.OPENED
 
 
 def test_requests_without_end_are_bounded() -> None:
