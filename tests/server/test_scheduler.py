@@ -1,0 +1,351 @@
+"""The scheduler under scripts of events: nobody idles, nobody starves, nobody takes more than allowed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starsd_edge.errors import LocalProtocolError
+from starsd_server.scheduler import (
+    Action,
+    Admit,
+    Arrive,
+    Close,
+    Drain,
+    Drained,
+    Event,
+    Evict,
+    EvictReason,
+    Limits,
+    Open,
+    Phase,
+    Policy,
+    Refuse,
+    RefuseReason,
+    RunStep,
+    Scheduler,
+    SessionKey,
+    StepEnded,
+    Tick,
+    Turn,
+)
+
+SMALL = Limits(max_sessions=4, device_sessions=3, step_rows=24, chunk_rows=8, device_rows_per_s=1e9)
+WIDE = Limits(max_sessions=64, device_sessions=64, step_rows=4096, chunk_rows=64, device_rows_per_s=1e9)
+
+
+def key(device: str, session: int = 0) -> SessionKey:
+    return SessionKey(device, session)
+
+
+class Desk:
+    """A scheduler, and an engine that keeps to what it is told: trees take `levels` steps of `beams` rows."""
+
+    def __init__(self, limits: Limits = WIDE, policy: Policy = Policy.BATCHED, levels: int = 3) -> None:
+        self.scheduler = Scheduler(limits, ("head",), policy)
+        self.step: tuple[Turn, ...] | None = None
+        self.trees: list[SessionKey] = []
+        self.steps = 0
+        self.served_rows: dict[str, int] = {}
+        self._levels, self._left, self._limits = levels, {}, limits
+        self.open_keys: set[SessionKey] = set()
+
+    def send(self, event: Event) -> list[Action]:
+        actions = self.scheduler.handle(event)
+        for action in actions:
+            if isinstance(action, Admit):
+                self.open_keys.add(action.key)
+            elif isinstance(action, Evict):
+                self.open_keys.discard(action.key)
+                self._left.pop(action.key, None)
+            elif isinstance(action, RunStep):
+                assert self.step is None, "a step was started while one ran"
+                self.step = action.turns
+        self._check()
+        return actions
+
+    def _check(self) -> None:
+        """What must hold after every event."""
+        if self.step is None:
+            assert self.scheduler.num_waiting == 0, "somebody waits and the engine idles"
+            return
+        keys = [turn.key for turn in self.step]
+        assert len(keys) == len(set(keys)), "a session takes part twice"
+        assert sum(turn.rows for turn in self.step) <= self._limits.step_rows
+        for turn in self.step:
+            assert 0 <= turn.rows <= self._limits.chunk_rows
+
+    def end_step(self, failed: frozenset[SessionKey] = frozenset()) -> list[Action]:
+        assert self.step is not None
+        growing = {}
+        for turn in self.step:
+            self.served_rows[turn.key.device] = self.served_rows.get(turn.key.device, 0) + turn.rows
+            if turn.starts_tree:
+                self._left[turn.key] = self._levels
+            if turn.starts_tree or turn.phase is Phase.GROW:
+                self._left[turn.key] = self._left.get(turn.key, 1) - 1
+                if self._left[turn.key] > 0:
+                    growing[turn.key] = 4
+                elif turn.key in self.open_keys:
+                    self.trees.append(turn.key)
+        self.step = None
+        self.steps += 1
+        return self.send(StepEnded(growing, failed))
+
+    def open(self, *keys: SessionKey) -> None:
+        for k in keys:
+            (action, *_) = self.send(Open(k, "head", 0.0))
+            assert isinstance(action, Admit)
+
+    def round(self, k: SessionKey, rows: int = 2, now: float = 0.0) -> list[Action]:
+        return self.send(Arrive(k, rows, True, now))
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[tuple[str, int]]:
+    kinds = ["open", "round", "prompt", "close", "end", "end", "end", "fail", "tick"]
+    return draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 8)), max_size=60))
+
+
+@settings(max_examples=150)
+@given(scripts(), st.sampled_from(list(Policy)))
+def test_no_script_makes_it_idle_overfill_or_forget(script: list[tuple[str, int]], policy: Policy) -> None:
+    """The desk checks its invariants after every event; in the end everything that was asked is served."""
+    desk, now = Desk(SMALL, policy), 0.0
+    names = [key(f"device{i % 3}", i // 3) for i in range(9)]
+    asked: dict[SessionKey, int] = {}
+    for what, which in script:
+        k, now = names[which], now + 1.0
+        if what == "open" and k not in desk.open_keys:
+            desk.send(Open(k, "head", now))
+        elif what in ("round", "prompt") and k in desk.open_keys:
+            desk.send(Arrive(k, 3 if what == "round" else 40, what == "round", now))
+        elif what == "close":
+            desk.open_keys.discard(k)
+            desk.send(Close(k))
+        elif what == "end" and desk.step is not None:
+            desk.end_step()
+        elif what == "fail" and desk.step is not None:
+            desk.end_step(frozenset({desk.step[0].key}))
+        elif what == "tick":
+            desk.send(Tick(now))
+        asked = {k: n for k, n in asked.items() if k in desk.open_keys}
+    for _ in range(500):
+        if desk.step is None:
+            break
+        desk.end_step()
+    assert desk.step is None
+    assert desk.scheduler.num_waiting == 0
+
+
+def test_a_session_that_becomes_ready_joins_the_very_next_step() -> None:
+    desk = Desk()
+    sessions = [key(f"d{i}") for i in range(8)]
+    desk.open(*sessions)
+    desk.round(sessions[0])
+    for late in sessions[1:]:
+        desk.round(late)  # while a step runs
+        desk.end_step()
+        assert desk.step is not None
+        assert late in {turn.key for turn in desk.step}
+
+
+def test_serial_finishes_one_tree_before_it_begins_the_next() -> None:
+    desk = Desk(policy=Policy.SERIAL)
+    sessions = [key(f"d{i}") for i in range(3)]
+    desk.open(*sessions)
+    for k in sessions:
+        desk.round(k)
+    seen = []
+    while desk.step is not None:
+        assert len(desk.step) == 1
+        seen.append(desk.step[0].key)
+        desk.end_step()
+    assert [k for k in sessions for _ in range(3)] == seen
+    assert sessions == desk.trees
+
+
+def test_a_prompt_takes_one_chunk_of_a_step_and_holds_up_no_tree() -> None:
+    """A prompt of 512 rows beside seven sessions that want trees: each gets one every three steps."""
+    limits = Limits(max_sessions=8, step_rows=96, chunk_rows=32, device_rows_per_s=1e9)
+    desk = Desk(limits)
+    prompt, *others = [key(f"d{i}") for i in range(8)]
+    desk.open(prompt, *others)
+    desk.send(Arrive(prompt, 512, False, 0.0))
+    desk.end_step()
+    for _ in range(12):
+        for k in others:
+            if k not in {turn.key for turn in desk.step or ()} and desk.scheduler.num_waiting == 0:
+                desk.round(k)
+        desk.end_step()
+    assert len(desk.trees) >= 7
+    assert desk.served_rows[prompt.device] >= 12 * 32
+
+
+def test_eight_greedy_sessions_cost_another_device_no_round() -> None:
+    """When a step has no room for all, devices share by cost, not by sessions."""
+    limits = Limits(max_sessions=16, device_sessions=8, step_rows=16, chunk_rows=8, device_rows_per_s=1e9)
+    desk = Desk(limits)
+    greedy = [key("greedy", i) for i in range(8)]
+    modest = key("modest")
+    desk.open(*greedy, modest)
+    fair = Desk(limits)
+    fair.open(greedy[0], modest)
+
+    def rounds_of_modest(where: Desk, everyone: list[SessionKey], steps: int = 300) -> int:
+        done = 0
+        for k in everyone:
+            where.round(k)
+        for _ in range(steps):
+            finished = len(where.trees)
+            where.end_step()
+            for k in where.trees[finished:]:
+                done += k == modest
+                where.round(k)
+        return done
+
+    with_one = rounds_of_modest(fair, [greedy[0], modest])
+    assert rounds_of_modest(desk, [*greedy, modest]) >= 0.8 * with_one > 0
+
+
+def test_an_idle_device_cannot_save_up_service() -> None:
+    """Back from a pause it shares evenly; it does not catch up on the steps it missed."""
+    limits = Limits(max_sessions=4, step_rows=8, chunk_rows=8, device_rows_per_s=1e9)
+    desk = Desk(limits)
+    busy, pausing = key("busy"), key("pausing")
+    desk.open(busy, pausing)
+    for _ in range(50):
+        desk.send(Arrive(busy, 8, False, 0.0))
+        while desk.step is not None:
+            desk.end_step()
+    before = dict(desk.served_rows)
+    desk.send(Arrive(busy, 400, False, 0.0))
+    desk.send(Arrive(pausing, 400, False, 0.0))
+    for _ in range(40):
+        desk.end_step()
+    gained = {name: desk.served_rows.get(name, 0) - before.get(name, 0) for name in ("busy", "pausing")}
+    assert abs(gained["busy"] - gained["pausing"]) <= 2 * limits.chunk_rows
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=5), st.integers(20, 60))
+def test_backlogged_devices_are_served_within_a_constant_of_each_other(sizes: list[int], steps: int) -> None:
+    """Virtual token counters: whatever the sizes of their requests, the cost served differs by a bound."""
+    limits = Limits(max_sessions=8, step_rows=8, chunk_rows=8, device_rows_per_s=1e9)
+    desk = Desk(limits)
+    sessions = [key(f"d{i}") for i in range(len(sizes))]
+    desk.open(*sessions)
+    for k, size in zip(sessions, sizes, strict=True):
+        for _ in range(200):
+            desk.send(Arrive(k, size, False, 0.0))
+    cost = dict.fromkeys((k.device for k in sessions), 0)
+    for _ in range(steps):
+        assert desk.step is not None
+        for turn in desk.step:
+            cost[turn.key.device] += turn.rows + 8
+        desk.end_step()
+    assert max(cost.values()) - min(cost.values()) <= 2 * (limits.chunk_rows + 8)
+
+
+def test_the_session_unused_for_longest_gives_up_its_slot() -> None:
+    desk = Desk(SMALL)
+    sessions = [key(f"d{i}") for i in range(4)]
+    desk.open(*sessions)
+    for now, k in enumerate((sessions[0], sessions[2], sessions[3]), start=1):
+        desk.round(k, now=now)
+        while desk.step is not None:
+            desk.end_step()
+    actions = desk.send(Open(key("new"), "head", 9.0))
+    assert Evict(sessions[1], EvictReason.ROOM) in actions
+    assert any(isinstance(action, Admit) for action in actions)
+
+
+def test_a_busy_session_keeps_its_slot_and_the_new_one_is_told_when_to_retry() -> None:
+    desk = Desk(SMALL)
+    sessions = [key(f"d{i}") for i in range(4)]
+    desk.open(*sessions)
+    for k in sessions:
+        desk.round(k)
+    (refusal,) = desk.send(Open(key("new"), "head", 1.0))
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is RefuseReason.MEMORY
+    assert refusal.retry_after_s > 0
+
+
+def test_a_device_has_as_many_sessions_as_it_may() -> None:
+    desk = Desk(SMALL)
+    desk.open(*(key("d", i) for i in range(3)))
+    (refusal,) = desk.send(Open(key("d", 3), "head", 0.0))
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is RefuseReason.SESSIONS
+
+
+def test_a_device_that_brings_rows_too_fast_is_told_how_long_to_wait() -> None:
+    limits = Limits(device_rows_per_s=10.0, rate_window_s=2.0)
+    desk = Desk(limits)
+    desk.open(key("d"))
+    assert not any(isinstance(a, Refuse) for a in desk.round(key("d"), rows=20, now=0.0))
+    (refusal,) = desk.round(key("d"), rows=5, now=0.1)
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is RefuseReason.RATE
+    assert refusal.retry_after_s == pytest.approx(0.4)
+    assert not any(isinstance(a, Refuse) for a in desk.round(key("d"), rows=5, now=0.5))
+
+
+def test_a_silent_session_loses_its_slot_when_its_lease_is_over() -> None:
+    desk = Desk(SMALL)
+    desk.open(key("d"))
+    assert [] == desk.send(Tick(59.0))
+    assert [Evict(key("d"), EvictReason.IDLE)] == desk.send(Tick(61.0))
+
+
+def test_a_newer_request_overtakes_an_unstarted_tree_and_loses_no_rows() -> None:
+    desk = Desk()
+    one, other = key("a"), key("b")
+    desk.open(one, other)
+    desk.round(other)  # the engine is busy
+    desk.round(one, rows=3)
+    desk.round(one, rows=2)
+    turns = []
+    while desk.step is not None:
+        turns += [turn for turn in desk.step if turn.key == one and turn.phase is Phase.EXTEND]
+        desk.end_step()
+    assert [(3, False), (2, True)] == [(turn.rows, turn.starts_tree) for turn in turns]
+    assert 1 == desk.trees.count(one)
+
+
+def test_draining_finishes_what_is_under_way_and_takes_nothing_new() -> None:
+    desk = Desk()
+    desk.open(key("d"))
+    desk.round(key("d"))
+    assert [] == desk.send(Drain())
+    (refusal,) = desk.send(Open(key("e"), "head", 0.0))
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is RefuseReason.DRAINING
+    last: list[Action] = []
+    while desk.step is not None:
+        last = desk.end_step()
+    assert [Drained()] == last
+    assert [key("d")] == desk.trees
+
+
+def test_a_session_closed_within_a_step_is_gone_after_it() -> None:
+    desk = Desk()
+    desk.open(key("d"))
+    desk.round(key("d"))
+    desk.open_keys.discard(key("d"))
+    desk.send(Close(key("d")))
+    desk.end_step()
+    assert desk.step is None
+    assert 0 == desk.scheduler.num_sessions
+
+
+def test_events_that_cannot_happen_are_our_own_bugs() -> None:
+    desk = Desk()
+    with pytest.raises(LocalProtocolError, match="not open"):
+        desk.round(key("nobody"))
+    with pytest.raises(LocalProtocolError, match="not running"):
+        desk.scheduler.handle(StepEnded())
+    desk.open(key("d"))
+    with pytest.raises(LocalProtocolError, match="open already"):
+        desk.send(Open(key("d"), "head", 0.0))
