@@ -455,7 +455,7 @@ class Scheduler:
             if not waiting[name]:
                 del waiting[name]
             if self._next_rows(session) > rows:
-                continue  # neither a level nor a chunk is torn apart: it is first in the next step
+                break  # neither a level nor a chunk is torn apart, and nobody smaller slips past: it is next
             turn = self._take(session)
             turns.append(turn)
             rows -= turn.rows
