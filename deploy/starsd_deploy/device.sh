@@ -1,0 +1,285 @@
+# What the deployer does on a device, one verb a call. POSIX sh and coreutils; sent on stdin after a line
+# `set -- ROOT TOKEN VERB ARGUMENT...`. Every verb can be cut at any point and run again: what marks a thing
+# as done is always the last thing written, and is written by rename. TOKEN is the lease; a verb that changes
+# anything stops if the lease is not ours any more.
+set -eu
+umask 077
+export LC_ALL=C
+PATH=$PATH:/usr/sbin:/sbin
+root=$1 token=$2 verb=$3
+shift 3
+case $root in /*) ;; *) root=$HOME/$root ;; esac
+
+LEASE_LOST=97 LEASE_HELD=98 NOT_RUNNING=96 UNHEALTHY=95 # known to runner.py
+LEASE_LIFE_S=45                                        # four heartbeats of ten seconds may be lost
+
+fail() { echo "$*" >&2; exit 1; }
+# durable: the folder entry too, or a power cut brings the old name back
+settle() { sync "$@" 2>/dev/null || sync; }
+# wall clocks jump on boards without a battery, so time is counted from boot, and a boot has a name;
+# a container's boot is its first process
+boot() { echo "$(cat /proc/sys/kernel/random/boot_id)-$(sed 's/.*) //' /proc/1/stat | cut -d' ' -f20)"; }
+uptime_s() { cut -d. -f1 /proc/uptime; }
+put() { # put FILE MODE: stdin into FILE, whole or not at all
+    mkdir -p "$(dirname "$1")"
+    cat >"$1.new"
+    chmod "$2" "$1.new"
+    sync "$1.new" 2>/dev/null || true
+    mv -f "$1.new" "$1"
+}
+use_scope() {
+    unit=$1 scope=$2
+    if [ "$scope" = user ]; then
+        XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
+        export XDG_RUNTIME_DIR
+    fi
+}
+sctl() { if [ "$scope" = user ]; then systemctl --user "$@" </dev/null; else systemctl "$@" </dev/null; fi; }
+main_pid() { sctl show -p MainPID --value "$unit" 2>/dev/null || echo 0; }
+
+# --- lease -------------------------------------------------------------------------------------------------
+
+locked() { # run "$@" while no other deployer looks at the lease
+    mkdir -p "$root/lease"
+    exec 9>>"$root/lease/lock"
+    flock 9
+    "$@"
+    exec 9>&-
+}
+lease_alive() {
+    [ -s "$root/lease/beat" ] || return 1
+    read -r beat_boot beat_s <"$root/lease/beat"
+    [ "$beat_boot" = "$(boot)" ] && [ $(($(uptime_s) - beat_s)) -lt $LEASE_LIFE_S ]
+}
+beat() { echo "$(boot) $(uptime_s)" | put "$root/lease/beat" 600; }
+lease_ours() { [ "$(cat "$root/lease/token" 2>/dev/null)" = "$token" ]; }
+lease_take_locked() {
+    if ! lease_ours && lease_alive; then
+        cat "$root/lease/holder"
+        exit $LEASE_HELD
+    fi
+    echo "$1" | put "$root/lease/holder" 600
+    echo "$token" | put "$root/lease/token" 600
+    beat
+}
+lease_beat_locked() {
+    lease_ours || exit $LEASE_LOST
+    beat
+}
+lease_drop_locked() { if lease_ours; then rm -f "$root/lease/token" "$root/lease/holder" "$root/lease/beat"; fi; }
+lease_break_locked() { rm -f "$root/lease/token" "$root/lease/holder" "$root/lease/beat"; }
+lease_take() { locked lease_take_locked "$1"; }
+lease_beat() { locked lease_beat_locked; }
+lease_drop() { [ ! -d "$root/lease" ] || locked lease_drop_locked; }
+lease_break() { [ ! -d "$root/lease" ] || locked lease_break_locked; }
+
+# --- content -----------------------------------------------------------------------------------------------
+
+prepare() { mkdir -p "$root/blobs" "$root/parts" "$root/bundles" "$root/releases" "$root/keys" "$root/engines"; }
+
+chunk_hashes() { # chunk_hashes SHA256 CHUNK_MIB INDEX...: hash of each chunk of a part file, one a line
+    part=$root/parts/$1.part mib=$2
+    shift 2
+    for index in "$@"; do
+        echo "$index $(dd if="$part" bs=1048576 skip=$((index * mib)) count="$mib" 2>/dev/null | sha256sum | cut -d' ' -f1)"
+    done
+}
+
+blob_finish() { # blob_finish SHA256...: check parts and make them blobs; prints `bad SHA256` for a wrong one
+    cd "$root/parts"
+    for sha in "$@"; do
+        [ -e "../blobs/$sha" ] && { rm -f "$sha.part" "$sha.journal"; continue; }
+        if [ "$(sha256sum "$sha.part" | cut -d' ' -f1)" = "$sha" ]; then
+            chmod 400 "$sha.part"
+            settle "$sha.part"
+            mv -f "$sha.part" "../blobs/$sha"
+            rm -f "$sha.journal"
+        else
+            echo "bad $sha"
+        fi
+    done
+    settle "$root/blobs"
+}
+
+link_or_copy() { ln -f "$1" "$2" 2>/dev/null || cp "$1" "$2"; }
+
+bundle() { # bundle ID, then pairs SHA256 PATH
+    id=$1
+    shift
+    [ -d "$root/bundles/$id" ] && return
+    stage=$root/bundles/.$id.new
+    rm -rf "$stage"
+    mkdir -p "$stage"
+    while [ $# -gt 0 ]; do
+        mkdir -p "$(dirname "$stage/$2")"
+        link_or_copy "$root/blobs/$1" "$stage/$2"
+        shift 2
+    done
+    settle "$stage"
+    mv "$stage" "$root/bundles/$id"
+    settle "$root/bundles"
+}
+
+release() { # release ID PYTHON SITE(-|site) BUNDLE_ID(-|id) RUN GATE MANIFEST, then pairs SHA256 WHEEL
+    id=$1 python=$2 site=$3 bundle_id=$4 run=$5 gate_text=$6 manifest=$7
+    shift 7
+    here=$root/releases/$id
+    [ -e "$here/complete" ] && return
+    rm -rf "$here"
+    mkdir -p "$here/wheels"
+    pip=
+    while [ $# -gt 0 ]; do
+        link_or_copy "$root/blobs/$1" "$here/wheels/$2"
+        case $2 in pip-*.whl) pip=$2 ;; esac
+        shift 2
+    done
+    [ -n "$pip" ] || fail "no pip wheel among the wheels of release $id"
+    [ "$site" = site ] && site=--system-site-packages || site=
+    # --without-pip: Debian's python3-venv may be missing; a ROS user's PYTHONPATH must not leak in
+    # shellcheck disable=SC2086
+    env -u PYTHONPATH "$python" -I -m venv --without-pip $site "$here/venv"
+    set --
+    for wheel in "$here"/wheels/*.whl; do
+        case $wheel in */pip-*.whl) ;; *) set -- "$@" "$wheel" ;; esac
+    done
+    env -u PYTHONPATH PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 "$here/venv/bin/python" \
+        "$here/wheels/$pip/pip" install --quiet --no-index --no-deps --no-compile --no-cache-dir "$@" >&2
+    [ "$bundle_id" = - ] || ln -sfn "../../bundles/$bundle_id" "$here/bundle"
+    printf '%s' "$manifest" | put "$here/release.json" 600
+    printf '%s' "$run" | put "$here/run" 700
+    printf '%s' "$gate_text" | put "$here/gate" 700
+    rm -rf "$here/wheels"
+    settle # the venv is thousands of files: all of it reaches the disk before the mark does
+    : | put "$here/complete" 600
+    settle "$here"
+}
+
+# --- going live --------------------------------------------------------------------------------------------
+
+gate() { # gate ID TIMEOUT_S
+    here=$root/releases/$1
+    [ -e "$here/gated" ] && return
+    # where memory is short, the candidate dies and the release that serves stays
+    echo 1000 >/proc/self/oom_score_adj 2>/dev/null || true
+    status=0
+    timeout "$2" "$here/gate" >"$here/gate.log" 2>&1 </dev/null || status=$?
+    if [ $status -ne 0 ]; then
+        [ $status -eq 124 ] && echo "the health gate did not end within $2 s" >&2
+        tail -n 30 "$here/gate.log" >&2
+        exit $UNHEALTHY
+    fi
+    : | put "$here/gated" 600
+    settle "$here"
+}
+
+switch() { # switch ID
+    [ -e "$root/releases/$1/complete" ] || fail "release $1 is not complete"
+    if [ "$(readlink "$root/current" 2>/dev/null)" = "releases/$1" ]; then return; fi
+    echo "$1" >>"$root/history"
+    ln -sfn "releases/$1" "$root/current.new"
+    mv -fT "$root/current.new" "$root/current"
+    settle "$root"
+    note "switch" "$1"
+}
+
+note() { printf '{"event": "%s", "release": "%s", "by": %s}\n' "$1" "$2" "$(cat "$root/lease/holder" 2>/dev/null || echo null)" >>"$root/releases.log"; }
+
+shim() { # the command for people who log in: always the current release's
+    put "$root/bin/starsd" 700 <<EOF
+#!/bin/sh
+exec env -u PYTHONPATH "$root/current/venv/bin/python" -I -m starsd_edge "\$@"
+EOF
+}
+
+restart() { # restart UNIT SCOPE DRAIN_S: end the process; its unit says Restart=always and starts the new one
+    use_scope "$1" "$2"
+    old=$(main_pid)
+    [ "$old" != 0 ] || exit $NOT_RUNNING
+    kill -TERM "$old" 2>/dev/null || true
+    left=$(($3 * 5))
+    while [ "$(main_pid)" = "$old" ]; do
+        if [ $left -le 0 ]; then
+            kill -KILL "$old" 2>/dev/null || true
+            left=50
+        fi
+        left=$((left - 1))
+        sleep 0.2
+    done
+    left=150
+    while [ "$(main_pid)" = 0 ]; do
+        [ $left -gt 0 ] || exit $NOT_RUNNING
+        left=$((left - 1))
+        sleep 0.2
+    done
+}
+
+user_unit() { # user_unit UNIT TEXT
+    use_scope "$1" user
+    printf '%s' "$2" | put "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/$unit" 644
+    sctl daemon-reload
+    sctl enable --quiet "$unit"
+}
+start_user_unit() { # start_user_unit UNIT
+    use_scope "$1" user
+    sctl restart "$unit"
+}
+
+confirm() { # confirm ID UNIT SCOPE TIMEOUT_S PROBE: the unit runs this release and answers
+    use_scope "$2" "$3"
+    here=$root/releases/$1
+    until=$(($(uptime_s) + $4))
+    while :; do
+        pid=$(main_pid)
+        cwd=$(readlink "/proc/$pid/cwd" 2>/dev/null || true)
+        if [ "$pid" != 0 ] && [ "${cwd##*/releases/}" = "$1" ] && "$here/venv/bin/python" -I -c "$5" >"$here/probe.log" 2>&1; then
+            break
+        fi
+        if [ "$(uptime_s)" -ge $until ]; then
+            echo "unit $2: $(sctl is-active "$2" 2>/dev/null), running from ${cwd:-nowhere}; last answer: $(tail -n 1 "$here/probe.log" 2>/dev/null)" >&2
+            exit $UNHEALTHY
+        fi
+        sleep 0.5
+    done
+    : | put "$here/confirmed" 600
+    note "confirm" "$1"
+}
+
+journal() { # journal UNIT SCOPE LINES
+    use_scope "$1" "$2"
+    if [ "$2" = user ]; then journalctl --user-unit "$1" -n "$3" --no-pager -o short-iso; else journalctl -u "$1" -n "$3" --no-pager -o short-iso; fi
+}
+
+prune() { # prune: keep-list of releases, bundles and blobs as `release ID`, `bundle ID`, `blob SHA256` words in pairs
+    keep=" "
+    while [ $# -gt 0 ]; do
+        keep="$keep$1/$2 "
+        shift 2
+    done
+    cd "$root"
+    now=$(readlink current || true)
+    for path in releases/* bundles/* blobs/* parts/*; do
+        [ -e "$path" ] || continue
+        [ "$path" = "$now" ] && continue
+        case $path in
+            releases/*) kind=release name=${path#releases/} ;;
+            bundles/*) kind=bundle name=${path#bundles/} ;;
+            blobs/*) kind=blob name=${path#blobs/} ;;
+            *) kind=part name=- ;;
+        esac
+        case $keep in *" $kind/$name "*) ;; *) rm -rf "$path" ;; esac
+    done
+    rm -rf bundles/.*.new
+}
+
+# --- keys --------------------------------------------------------------------------------------------------
+
+pin() { echo "$2" | put "$root/keys/services/$1.pub" 644; } # pin SERVICE PUBLIC_KEY
+
+# --- main --------------------------------------------------------------------------------------------------
+
+case $verb in
+    lease_take | lease_break) ;;
+    lease_beat | lease_drop | journal | chunk_hashes) ;;
+    *) lease_ours || exit $LEASE_LOST ;;
+esac
+"$verb" "$@"

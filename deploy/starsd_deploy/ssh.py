@@ -1,0 +1,382 @@
+"""The one module that speaks SSH: paramiko behind a small typed front.
+
+A `Connection` runs POSIX sh scripts and hands out SFTP channels. Every hop's host key is verified before
+anything about the user is sent. All of paramiko's and the socket's errors come out as UnreachableError,
+AuthenticationError or DeployError.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shlex
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import paramiko
+from paramiko.agent import AgentSSH
+from paramiko.pkey import UnknownKeyType
+
+from starsd_deploy.known_hosts import (
+    HostKey,
+    Verdict,
+    append_host,
+    fingerprint,
+    host_pattern,
+    known_kinds,
+    look_up,
+)
+from starsd_deploy.ssh_config import Hop, Route
+from starsd_edge.errors import AuthenticationError, DeployError, StarSDError, UnreachableError
+
+__all__ = ["Completed", "Connection", "PasswordPrompt", "connect"]
+
+# GCM first: on hosts without hardware AES both are slow, elsewhere it is a third faster than CTR plus HMAC.
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+KEEPALIVE_S = 10
+# The kernel gives a peer up that has not acknowledged for this long: a pulled cable ends in an error.
+TCP_USER_TIMEOUT_MS = 30_000
+COMMAND_TIMEOUT_S = 120.0
+SIGKILL_STATUS = -1  # what paramiko reports when the command had no exit status
+
+PasswordPrompt = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished command. `status` is -1 if a signal or a lost connection ended it."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Connection:
+    """A logged-in connection. Thread-safe: each command and SFTP channel has its own SSH channel."""
+
+    def __init__(self, transports: list[paramiko.Transport], hop: Hop) -> None:
+        self._transports = transports
+        self.hop = hop
+        self.bytes_sent = 0  # content sent by transfers, for reports
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """The device as the user wrote it."""
+        return self.hop.alias
+
+    @property
+    def alive(self) -> bool:
+        """Whether the transport still stands, as far as is known."""
+        return bool(self._transports[-1].is_active())
+
+    def close(self) -> None:
+        """End the connection and its hops; running commands on the device are left to themselves."""
+        for transport in reversed(self._transports):
+            transport.close()
+
+    def run(self, script: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
+        """Feed a script to `sh -s`; nothing of it shows in a process list.
+
+        Raises:
+            UnreachableError: the connection was lost, or the script did not end in time.
+        """
+        return self.run_command(("sh", "-s"), script.encode(), timeout_s=timeout_s)
+
+    def run_command(
+        self, argv: tuple[str, ...], stdin: bytes = b"", *, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> Completed:
+        """Run an argument list with bytes on stdin.
+
+        Raises:
+            UnreachableError: as `run`.
+        """
+        with self._translated():
+            channel = self._transports[-1].open_session(timeout=self.hop.timeout_s)
+            with contextlib.closing(channel):
+                channel.settimeout(timeout_s)
+                channel.exec_command(shlex.join(argv))
+                # both streams are read at once: one left full blocks the command for good
+                errors: list[bytes] = []
+                reader = threading.Thread(target=_read_stderr, args=(channel, errors), daemon=True)
+                reader.start()
+                with contextlib.suppress(OSError):  # a command may end without reading its input
+                    channel.sendall(stdin)
+                    channel.shutdown_write()
+                output = _read_all(channel.recv)
+                reader.join(timeout_s)
+                status = channel.recv_exit_status()
+        if status == SIGKILL_STATUS and not self.alive:
+            raise UnreachableError(
+                f"{self.name}: the connection was lost; run the same command again to go on"
+            )
+        return Completed(
+            status, output.decode("utf-8", "replace"), b"".join(errors).decode("utf-8", "replace")
+        )
+
+    def stream(self, argv: tuple[str, ...]) -> Iterator[str]:
+        """Run an argument list and yield its output by lines until it ends or the caller stops.
+
+        Raises:
+            UnreachableError: the connection was lost.
+        """
+        with self._translated():
+            channel = self._transports[-1].open_session(timeout=self.hop.timeout_s)
+            with contextlib.closing(channel):
+                channel.set_combine_stderr(True)
+                channel.exec_command(shlex.join(argv))
+                for line in channel.makefile("r", -1):
+                    yield str(line).rstrip("\n")
+
+    @contextlib.contextmanager
+    def sftp(self) -> Iterator[paramiko.SFTPClient]:
+        """An SFTP channel of its own.
+
+        Raises:
+            UnreachableError: the connection was lost.
+            DeployError: the device refused a file operation.
+        """
+        with self._translated():
+            client = paramiko.SFTPClient.from_transport(self._transports[-1])
+            if client is None:
+                raise UnreachableError(
+                    f"{self.name}: no SFTP channel; is `Subsystem sftp` set in its sshd_config?"
+                )
+            with contextlib.closing(client):
+                yield client
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except StarSDError:
+            raise
+        except TimeoutError as error:
+            raise UnreachableError(f"{self.name}: no answer in time") from error
+        except (paramiko.SSHException, EOFError, ConnectionError) as error:
+            raise UnreachableError(f"{self.name}: the connection was lost ({error or 'closed'})") from error
+        except OSError as error:
+            if not self.alive:
+                raise UnreachableError(f"{self.name}: the connection was lost ({error})") from error
+            raise DeployError(f"{self.name}: {error}") from error
+
+
+def connect(route: Route, ask_password: PasswordPrompt | None = None) -> Connection:
+    """Open every hop of a route, verify its host key, log in.
+
+    `ask_password` is called with a question when no key is accepted, or a key file has a passphrase; without
+    it such keys are skipped.
+
+    Raises:
+        UnreachableError: no route, refused, timed out, or no common algorithm.
+        AuthenticationError: a host key is not the known one, or no credential was accepted.
+    """
+    transports: list[paramiko.Transport] = []
+    try:
+        for hop in route.hops:
+            sock = _socket(hop, transports[-1] if transports else None)
+            transport = paramiko.Transport(sock)
+            transports.append(transport)
+            _handshake(transport, hop)
+            _log_in(transport, hop, ask_password)
+    except BaseException:
+        for transport in reversed(transports):
+            transport.close()
+        raise
+    return Connection(transports, route.device)
+
+
+def _socket(hop: Hop, previous: paramiko.Transport | None) -> Any:
+    """A TCP connection, a proxy command's pipe, or a channel through the previous hop."""
+    try:
+        if previous is not None:
+            return previous.open_channel("direct-tcpip", (hop.host, hop.port), ("", 0), timeout=hop.timeout_s)
+        if hop.proxy_command:
+            return paramiko.ProxyCommand(hop.proxy_command)
+        sock = socket.create_connection((hop.host, hop.port), hop.timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+        return sock
+    except (OSError, paramiko.SSHException) as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else str(error)
+        raise UnreachableError(
+            f"{hop.alias}: cannot reach {hop.host} port {hop.port} ({reason}); is it on, "
+            "and is the address right?"
+        ) from error
+
+
+def _handshake(transport: paramiko.Transport, hop: Hop) -> None:
+    name = host_pattern(hop.host_key_name, hop.port)
+    texts = tuple(_text(path) for path in hop.known_hosts)
+    security = transport.get_security_options()
+    security.ciphers = [cipher for cipher in CIPHERS if cipher in security.ciphers]
+    kinds = known_kinds(texts, name)
+    preferred = [kind for kind in security.key_types if _family(kind) in {_family(k) for k in kinds}]
+    security.key_types = preferred + [kind for kind in security.key_types if kind not in preferred]
+    transport.set_keepalive(KEEPALIVE_S)
+    try:
+        transport.start_client(timeout=hop.timeout_s)
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        hint = ""
+        if "host key" in str(error).lower() or "algorithm" in str(error).lower():
+            hint = "; a server that offers only ssh-rsa (SHA-1) must be updated first"
+        raise UnreachableError(
+            f"{hop.alias}: SSH handshake with {hop.host} failed ({error}){hint}"
+        ) from error
+    remote = transport.get_remote_server_key()
+    _check_host_key(HostKey(remote.get_name(), remote.asbytes()), hop, texts, name)
+
+
+def _family(kind: str) -> str:
+    """rsa-sha2-512 signs with an ssh-rsa key."""
+    return "ssh-rsa" if "rsa" in kind else kind
+
+
+def _check_host_key(key: HostKey, hop: Hop, texts: tuple[str, ...], name: str) -> None:
+    found = fingerprint(key)
+    if hop.host_key_pin:
+        if found != hop.host_key_pin:
+            raise AuthenticationError(
+                f"{hop.alias}: the host key is {found}, the inventory pins {hop.host_key_pin}: if the "
+                "device was reflashed, write the new fingerprint into the inventory"
+            )
+        return
+    verdict = look_up(texts, name, key)
+    if verdict is Verdict.REVOKED:
+        raise AuthenticationError(
+            f"{hop.alias}: the host key {found} is marked @revoked in {hop.known_hosts[0]}"
+        )
+    if verdict is Verdict.CHANGED:
+        raise AuthenticationError(
+            f"{hop.alias}: the host key of {name} is not the known one but {found}. A reflashed board "
+            "has a new key; so has a stranger in between. Compare it on the device (ssh-keygen -lf "
+            "/etc/ssh/ssh_host_ed25519_key.pub), then accept it: "
+            f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(hop.known_hosts[0])}"
+        )
+    if verdict is Verdict.UNKNOWN:
+        if not hop.accept_new:
+            raise AuthenticationError(
+                f"{hop.alias}: the host key {found} of {name} is unknown and StrictHostKeyChecking forbids "
+                f"to record it; check it and run: ssh {shlex.quote(hop.alias)}"
+            )
+        append_host(Path(hop.known_hosts[0]), name, key)
+
+
+def _log_in(transport: paramiko.Transport, hop: Hop, ask_password: PasswordPrompt | None) -> None:
+    tried: list[str] = []
+    try:
+        for label, key in _keys(hop, ask_password, tried):
+            tried.append(label)
+            with contextlib.suppress(paramiko.AuthenticationException):
+                transport.auth_publickey(hop.user, key)
+                if transport.is_authenticated():
+                    return
+            if not transport.is_active():
+                break
+        if ask_password is not None and transport.is_active():
+            tried.append("password")
+            with contextlib.suppress(paramiko.AuthenticationException):
+                transport.auth_password(hop.user, ask_password(f"Password of {hop.user}@{hop.host}: "))
+            if transport.is_authenticated():
+                return
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        raise UnreachableError(
+            f"{hop.alias}: the connection was lost at login ({error or 'closed'})"
+        ) from error
+    attempts = ", ".join(tried) or "nothing: no key found"
+    raise AuthenticationError(
+        f"{hop.alias}: {hop.host} accepts no credential of {hop.user} (tried {attempts});"
+        f" copy one with: ssh-copy-id {hop.user}@{hop.host}"
+    )
+
+
+def _keys(
+    hop: Hop, ask_password: PasswordPrompt | None, notes: list[str]
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    """The inventory's and config's key files first, each with its agent twin, then the agent's others."""
+    agent = _agent_keys(hop.agent_socket)
+    wanted = {blob for path in hop.identities if (blob := _public_blob(path))}
+    for key in agent:
+        if key.asbytes() in wanted:
+            yield f"agent key {key.get_name()}", key
+    for path in hop.identities:
+        try:
+            yield path, paramiko.PKey.from_path(path)
+        except paramiko.PasswordRequiredException:
+            if any(key.asbytes() == _public_blob(path) for key in agent):
+                continue
+            if ask_password is None:
+                notes.append(f"{path} (has a passphrase, and no agent holds it)")
+                continue
+            secret = ask_password(f"Passphrase of {path}: ").encode()
+            with contextlib.suppress(paramiko.SSHException, ValueError):
+                key = paramiko.PKey.from_path(path, passphrase=secret)  # type: ignore[call-arg]  # stubs lag
+                yield path, key
+        except (OSError, paramiko.SSHException, UnknownKeyType, ValueError) as error:
+            notes.append(f"{path} ({error or type(error).__name__})")
+    if not hop.identities_only:
+        for key in agent:
+            if key.asbytes() not in wanted:
+                yield f"agent key {key.get_name()}", key
+
+
+class _Agent(AgentSSH):
+    """An agent at a given socket; paramiko's own only knows SSH_AUTH_SOCK."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(path)
+        self._connect(sock)  # type: ignore[attr-defined]  # missing from the stubs
+
+
+def _agent_keys(path: str) -> tuple[paramiko.PKey, ...]:
+    if not path or not os.path.exists(path):
+        return ()
+    try:
+        return tuple(_Agent(path).get_keys())
+    except (OSError, paramiko.SSHException):
+        return ()
+
+
+def _public_blob(path: str) -> bytes:
+    """Wire bytes of the `.pub` beside a key file, to find its twin in the agent."""
+    text = _text(f"{path}.pub").split()
+    if len(text) < 2:
+        return b""
+    try:
+        return base64.b64decode(text[1])
+    except ValueError:
+        return b""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_all(receive: Callable[[int], bytes]) -> bytes:
+    pieces = []
+    while piece := receive(65536):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _read_stderr(channel: paramiko.Channel, into: list[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the reader of stdout reports a lost connection
+        into.append(_read_all(channel.recv_stderr))
