@@ -63,6 +63,7 @@ class Connection:
     def __init__(self, transports: list[paramiko.Transport], hop: Hop) -> None:
         self._transports = transports
         self.hop = hop
+        self._count_lock = threading.Lock()
         self.bytes_sent = 0  # content sent by transfers, for reports
 
     def __enter__(self) -> Connection:
@@ -82,6 +83,11 @@ class Connection:
     def alive(self) -> bool:
         """Whether the transport still stands, as far as is known."""
         return bool(self._transports[-1].is_active())
+
+    def count_sent(self, count: int) -> None:
+        """Note content bytes that a transfer sent."""
+        with self._count_lock:
+            self.bytes_sent += count
 
     def close(self) -> None:
         """End the connection and its hops; running commands on the device are left to themselves."""

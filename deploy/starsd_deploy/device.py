@@ -1,0 +1,87 @@
+"""Calls of device.sh: one verb a call, arguments quoted, exit codes turned into errors."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from starsd_deploy.ssh import COMMAND_TIMEOUT_S, Completed, Connection
+from starsd_edge.errors import DeployError
+
+__all__ = [
+    "LEASE_HELD",
+    "LEASE_LOST",
+    "NOT_RUNNING",
+    "UNHEALTHY",
+    "DeviceShell",
+    "LeaseLostError",
+    "UnhealthyError",
+]
+
+# Exit codes of device.sh.
+UNHEALTHY = 95
+NOT_RUNNING = 96
+LEASE_LOST = 97
+LEASE_HELD = 98
+
+
+class LeaseLostError(DeployError):
+    """Raised when another deployer has taken the device over."""
+
+
+class UnhealthyError(DeployError):
+    """Raised when a release fails its health gate, before or after the switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShell:
+    """A connection, the folder on the device, and the lease token that every change is made under."""
+
+    connection: Connection
+    root: str
+    token: str
+
+    def call(self, verb: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
+        """Run a verb and return whatever it ended with.
+
+        Raises:
+            LeaseLostError: the lease is not ours any more; nothing was changed.
+            UnreachableError: the connection was lost.
+        """
+        done = self.connection.run(script(self.root, self.token, verb, *arguments), timeout_s=timeout_s)
+        if done.status == LEASE_LOST:
+            raise LeaseLostError(
+                f"{self.connection.name}: another deployer has taken the device over; "
+                "see `starsd deploy status`"
+            )
+        return done
+
+    def do(self, verb: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Run a verb that has to succeed; its output.
+
+        Raises:
+            UnhealthyError: a health gate said no.
+            DeployError: anything else went wrong on the device; the message ends in what it said.
+            LeaseLostError, UnreachableError: as `call`.
+        """
+        done = self.call(verb, *arguments, timeout_s=timeout_s)
+        if done.status == 0:
+            return done.stdout
+        said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.status}").replace(
+            "\n", "\n    "
+        )
+        kind = UnhealthyError if done.status == UNHEALTHY else DeployError
+        raise kind(f"{self.connection.name}: {verb} failed: {said}")
+
+
+def script(root: str, token: str, verb: str, *arguments: str) -> str:
+    """device.sh with its arguments set."""
+    words = " ".join(shlex.quote(word) for word in (root, token, verb, *arguments))
+    return f"set -- {words}\n{_library()}"
+
+
+@cache
+def _library() -> str:
+    return resources.files("starsd_deploy").joinpath("device.sh").read_text("utf-8")
