@@ -284,14 +284,9 @@ def _check_host_key(key: HostKey, hop: Hop, texts: tuple[str, ...], name: str) -
 def _log_in(transport: paramiko.Transport, hop: Hop, ask_password: PasswordPrompt | None) -> None:
     tried: list[str] = []
     try:
-        for label, key in _keys(hop, ask_password, tried):
-            tried.append(label)
-            with contextlib.suppress(paramiko.AuthenticationException):
-                transport.auth_publickey(hop.user, key)
-                if transport.is_authenticated():
-                    return
-            if not transport.is_active():
-                break
+        with contextlib.closing(_Agent(hop.agent_socket)) as agent:
+            if _log_in_by_key(transport, hop, _keys(hop, agent, ask_password, tried), tried):
+                return
         if ask_password is not None and transport.is_active():
             tried.append("password")
             with contextlib.suppress(paramiko.AuthenticationException):
@@ -309,53 +304,63 @@ def _log_in(transport: paramiko.Transport, hop: Hop, ask_password: PasswordPromp
     )
 
 
+def _log_in_by_key(
+    transport: paramiko.Transport, hop: Hop, keys: Iterator[tuple[str, paramiko.PKey]], tried: list[str]
+) -> bool:
+    for label, key in keys:
+        tried.append(label)
+        with contextlib.suppress(paramiko.AuthenticationException):
+            transport.auth_publickey(hop.user, key)
+            if transport.is_authenticated():
+                return True
+        if not transport.is_active():
+            return False
+    return False
+
+
 def _keys(
-    hop: Hop, ask_password: PasswordPrompt | None, notes: list[str]
+    hop: Hop, agent: _Agent, ask_password: PasswordPrompt | None, notes: list[str]
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     """The inventory's and config's key files first, each with its agent twin, then the agent's others."""
-    agent = _agent_keys(hop.agent_socket)
+    held = agent.get_keys()
     wanted = {blob for path in hop.identities if (blob := _public_blob(path))}
-    for key in agent:
+    for key in held:
         if key.asbytes() in wanted:
             yield f"agent key {key.get_name()}", key
     for path in hop.identities:
         try:
             yield path, paramiko.PKey.from_path(path)
-        except paramiko.PasswordRequiredException:
-            if any(key.asbytes() == _public_blob(path) for key in agent):
+        except (paramiko.PasswordRequiredException, TypeError):  # TypeError comes from cryptography
+            if any(key.asbytes() == _public_blob(path) for key in held):
                 continue
             if ask_password is None:
                 notes.append(f"{path} (has a passphrase, and no agent holds it)")
                 continue
-            secret = ask_password(f"Passphrase of {path}: ").encode()
-            with contextlib.suppress(paramiko.SSHException, ValueError):
-                key = paramiko.PKey.from_path(path, passphrase=secret)  # type: ignore[call-arg]  # stubs lag
-                yield path, key
+            secret: Any = ask_password(f"Passphrase of {path}: ").encode()  # 5.1 wants bytes, and says str
+            with contextlib.suppress(paramiko.SSHException, ValueError):  # a wrong passphrase
+                yield path, paramiko.PKey.from_path(path, password=secret)
         except (OSError, paramiko.SSHException, UnknownKeyType, ValueError) as error:
             notes.append(f"{path} ({error or type(error).__name__})")
     if not hop.identities_only:
-        for key in agent:
+        for key in held:
             if key.asbytes() not in wanted:
                 yield f"agent key {key.get_name()}", key
 
 
 class _Agent(AgentSSH):
-    """An agent at a given socket; paramiko's own only knows SSH_AUTH_SOCK."""
+    """An agent at a given socket, "" for none; paramiko's own only knows SSH_AUTH_SOCK."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(path)
-        self._connect(sock)  # type: ignore[attr-defined]  # missing from the stubs
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if path and os.path.exists(path):
+            with contextlib.suppress(OSError, paramiko.SSHException):  # a dead agent is no agent
+                self._sock.connect(path)
+                self._connect(self._sock)  # type: ignore[attr-defined]  # missing from the stubs
 
-
-def _agent_keys(path: str) -> tuple[paramiko.PKey, ...]:
-    if not path or not os.path.exists(path):
-        return ()
-    try:
-        return tuple(_Agent(path).get_keys())
-    except (OSError, paramiko.SSHException):
-        return ()
+    def close(self) -> None:
+        """Leave the agent; its keys can't sign any more."""
+        self._sock.close()
 
 
 def _public_blob(path: str) -> bytes:

@@ -4,8 +4,8 @@ One SSH channel is limited by its window (2 MiB a round trip), so a file is cut 
 channels write at once into `parts/<sha256>.part`. A journal beside it lists finished chunks; a transfer that
 was cut goes on from there. The part's name is the content's hash, so a part can never be continued with other
 content. At the end the device hashes the whole file and moves it to `blobs/<sha256>`; a file that does not
-match is looked through chunk by chunk (a power cut may have lost pages that the journal counts as written) and
-only wrong chunks are sent again.
+match is looked through chunk by chunk (a power cut may have lost pages that the journal counts as written)
+and only wrong chunks are sent again.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Writer:
     def _open(self, blob: Blob) -> None:
         self._files.close()
         self._blob = blob.sha256
-        self._source: BinaryIO = self._files.enter_context(Path(blob.source).open("rb"))
+        self._source: BinaryIO = self._files.enter_context(Path(blob.source).open("rb"))  # noqa: SIM115 (the stack closes it)
         self._part = self._files.enter_context(self._sftp.open(_part(self._shell, blob), "r+b"))
         self._journal = self._files.enter_context(self._sftp.open(_journal(self._shell, blob), "ab"))
         self._journal.set_pipelined(True)  # its answers may wait until the file is closed

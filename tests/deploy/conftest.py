@@ -1,24 +1,32 @@
-"""Fixtures of the deployer's tests. What needs an sshd says loudly that it did not run where there is none."""
+"""Fixtures of the deployer's tests. Where there is no sshd, what could not run is said at the end, loudly."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-NO_SSHD = "no sshd on this machine: install openssh-server"
+from tests.deploy.loopback import SSHD, LoopbackDevice
+
+NOT_RUN: list[str] = []
 
 
-def _load(name: str) -> ModuleType:
-    """A module beside this file; importlib mode puts no folder on sys.path."""
-    spec = importlib.util.spec_from_file_location(f"starsd_tests_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def board(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LoopbackDevice]:
+    """A device on loopback behind a real sshd."""
+    if SSHD is None:
+        NOT_RUN.append(request.node.nodeid)
+        pytest.skip("NOT RUN: no sshd here; install openssh-server")
+    device = LoopbackDevice(tmp_path / "board")
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if NOT_RUN:
+        terminalreporter.section("NOT TESTED: the deployer over SSH", sep="!")
+        terminalreporter.line(f"{len(NOT_RUN)} tests did not run because this machine has no sshd.")
+        terminalreporter.line("They are no pass. Install openssh-server and run them again.")
