@@ -1,0 +1,73 @@
+"""The prefix: committed tokens of a context, and the checksum that both ends of a link compare."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from starsd_edge.types import TokenArray
+
+__all__ = ["Prefix", "common_length", "prefix_crc"]
+
+FIRST_CAPACITY = 256  # tokens; doubles as the prefix grows
+
+
+def prefix_crc(tokens: TokenArray, crc: int = 0) -> int:
+    """CRC-32 over the tokens as little-endian int32; pass the checksum of what went before as `crc`."""
+    return zlib.crc32(np.ascontiguousarray(tokens, "<i4").tobytes(), crc)
+
+
+def common_length(a: TokenArray, b: TokenArray) -> int:
+    """How many leading tokens two contexts share."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+
+
+class Prefix:
+    """Committed tokens, growing at the end and cut from the end; `crc` runs along.
+
+    An `append` is visible at once or not at all: an interrupt cannot leave half of it.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = np.empty(FIRST_CAPACITY, np.int32)
+        self._length = 0
+        self._crc = 0
+        self._crc_length = 0  # tokens that _crc covers
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> TokenArray:
+        """int32 [committed_len]; a read-only view, good until the prefix changes."""
+        view = self._buffer[: self._length]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def crc(self) -> int:
+        """prefix_crc of all tokens."""
+        self._crc = prefix_crc(self._buffer[self._crc_length : self._length], self._crc)
+        self._crc_length = self._length
+        return self._crc
+
+    def append(self, tokens: Sequence[int] | TokenArray) -> None:
+        length = self._length + len(tokens)
+        if length > len(self._buffer):
+            buffer = np.empty(max(length, 2 * len(self._buffer)), np.int32)
+            buffer[: self._length] = self._buffer[: self._length]
+            self._buffer = buffer
+        self._buffer[self._length : length] = tokens
+        self._length = length
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from `length` on."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot cut a prefix of {self._length} tokens to {length}")
+        if length < self._crc_length:
+            self._crc, self._crc_length = 0, 0
+        self._length = length
