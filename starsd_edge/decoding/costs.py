@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from starsd_edge.errors import UsageError
+from starsd_edge.types import Float64Array
 
 __all__ = ["CostCurve", "DeviceProfile", "load_profile", "profile_names"]
 
@@ -54,6 +55,10 @@ class CostCurve:
             return self.seconds[0] * n
         slope = (self.seconds[-1] - self.seconds[-2]) / (last - self.sizes[-2])
         return self.seconds[-1] + slope * (n - last)
+
+    def table(self, largest: int) -> Float64Array:
+        """float64 [largest]: T(1), T(2), ..., T(largest)."""
+        return np.array([self(n) for n in range(1, largest + 1)])
 
     @property
     def plain_s(self) -> float:

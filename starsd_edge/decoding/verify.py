@@ -11,9 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from starsd_edge.decoding.sampling import SamplingParams, pick
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.types import Float32Array
+from starsd_edge.types import Float32Array, TokenArray
 
 __all__ = ["Acceptance", "verify"]
 
@@ -48,7 +50,11 @@ class Acceptance:
 
 
 def verify(
-    tree: DraftTree, logits: Float32Array, params: SamplingParams, context: Sequence[int], guard: float = 0.0
+    tree: DraftTree,
+    logits: Float32Array,
+    params: SamplingParams,
+    context: Sequence[int] | TokenArray,
+    guard: float = 0.0,
 ) -> Acceptance:
     """Decide which path of `tree` the target takes.
 
@@ -59,7 +65,7 @@ def verify(
     """
     path: list[int] = []
     tokens: list[int] = []
-    seen = list(context) if params.penalised else []
+    seen = np.asarray(context).tolist() if params.penalised else []
     node: int | None = 0
     margin = math.inf
     while node is not None:

@@ -1,0 +1,183 @@
+"""The drafter's side of the decode loop: rows handed over, trees taken in, what is known of trees to come.
+
+Trees arrive when they like. Each is checked against the committed text, followed as far as the text went
+since, and kept as the draft at hand if anything is left of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from starsd_edge.decoding.policy import Draft, Outlook, Policy
+from starsd_edge.decoding.prefix import Prefix
+from starsd_edge.decoding.roles import Drafter, Update
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.metrics import SessionStats
+
+__all__ = ["Proposals"]
+
+# An answer that takes this many times what was expected is given up: the drafter or the network lost it.
+LOST_AFTER = 4.0
+# Expected waits below this are not told apart: timers are not finer.
+LEAST_WAIT_S = 1e-3
+
+
+class Proposals:
+    """Owns the dealings with one drafter; with None it is inert."""
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        policy: Policy,
+        clock: Callable[[], float],
+        prefix: Prefix,
+        vocab_size: int,
+        stats: SessionStats,
+    ) -> None:
+        self._drafter = drafter
+        self._policy = policy
+        self._clock = clock
+        self._prefix = prefix
+        self._vocab_size = vocab_size
+        self._stats = stats
+        self._draft: Draft | None = None
+        self._held: list[Update] = []  # rows not handed over yet, because no tree is wanted now
+        self._asked: dict[int, float] = {}  # base_len of an update that no tree answered yet -> when it left
+        self._told_len = 0  # committed_len that the drafter knows
+
+    @property
+    def committed_len(self) -> int:
+        """How much of the text needs no new rows for the drafter."""
+        if self._drafter is None:
+            return len(self._prefix)
+        return self._held[-1].committed_len if self._held else self._told_len
+
+    @property
+    def draft_age_s(self) -> float | None:
+        return self._draft.age_s if self._draft else None
+
+    def restart(self, first_token: int, committed_len: int) -> None:
+        """The context is cut back to `committed_len` tokens; 0: a new one that begins with `first_token`."""
+        self._draft = None
+        self._asked.clear()
+        if self._drafter is None:
+            return
+        if self._told_len == 0 or committed_len == 0:
+            self._held.clear()
+            self._drafter.start(first_token)
+            self._told_len = 1
+            return
+        self._held = [
+            _first_rows(held, committed_len) for held in self._held if held.start + 1 < committed_len
+        ]
+        # Said even if nothing is cut: an interrupt may have hit between an update and the note of it.
+        self._told_len = min(self._told_len, committed_len)
+        self._drafter.rollback(self._told_len)
+
+    def committed(self, update: Update, more_wanted: bool) -> None:
+        """Rows were committed. Hands them over if a tree is wanted, else keeps them for later."""
+        if self._drafter is None:
+            return
+        self._held.append(update)
+        if self._draft is not None:
+            tokens = update.tokens.tolist()
+            self._policy.learn(self._draft, tokens)
+            self._draft = self._draft.after(tokens)
+        if self._policy.wants_draft(sum(len(held.tokens) for held in self._held)) and more_wanted:
+            self._hand_over()
+
+    def await_draft(self, max_size: int, max_depth: int) -> float:
+        """Take in what arrived; wait for more as long as the policy finds it worth. Seconds waited."""
+        if self._drafter is None:
+            return 0.0
+        self._take(0.0)
+        started_s = now_s = self._clock()
+        deadline_s = started_s + self._policy.patience_s(self.outlook(max_size, max_depth))
+        if deadline_s <= started_s:
+            return 0.0
+        while now_s < deadline_s and not self._take(deadline_s - now_s):
+            now_s = self._clock()
+        return self._clock() - started_s
+
+    def outlook(self, max_size: int, max_depth: int) -> Outlook:
+        wait_s, behind = self._expectation()
+        return Outlook(self._draft, wait_s, behind, max_size, max_depth)
+
+    def _hand_over(self) -> None:
+        assert self._drafter is not None
+        update = _joined(self._held)
+        self._held = []
+        self._drafter.update(update)
+        self._told_len = update.committed_len
+        self._asked[update.committed_len] = self._clock()
+
+    def _take(self, timeout_s: float) -> bool:
+        """Poll once; whether a usable tree arrived."""
+        assert self._drafter is not None
+        tree = self._drafter.poll(timeout_s)
+        if tree is None:
+            return False
+        if not self._is_continuation(tree):
+            self._stats.refused += 1
+            return False
+        asked_s = self._asked.get(tree.base_len)
+        age_s = self._clock() - asked_s if asked_s is not None else 0.0
+        self._asked = {base: asked for base, asked in self._asked.items() if base > tree.base_len}
+        draft: Draft | None = Draft(tree, 0, age_s)
+        assert draft is not None
+        self._policy.arrived(draft)
+        since = self._prefix.tokens[tree.base_len :].tolist()
+        if since:
+            self._policy.learn(draft, since)
+            draft = draft.after(since)
+        if draft is None or len(draft.tree) == 1:
+            self._stats.stale += 1
+            return False
+        self._stats.late += bool(since)
+        if self._draft is None or draft.depth_offset <= self._draft.depth_offset:
+            self._draft = draft
+        return True
+
+    def _is_continuation(self, tree: DraftTree) -> bool:
+        """A drafter may be confused or hostile: nothing of its tree is believed."""
+        tokens = self._prefix.tokens
+        return (
+            tree.base_len <= len(tokens)
+            and int(tree.tokens[0]) == int(tokens[tree.base_len - 1])
+            and int(tree.tokens.min()) >= 0
+            and int(tree.tokens.max()) < self._vocab_size
+        )
+
+    def _expectation(self) -> tuple[float | None, int]:
+        """Seconds until the oldest outstanding tree is due (None: none is), and tokens committed since."""
+        if self._drafter is None or not self._asked:
+            return None, 0
+        state = self._drafter.state()
+        if not state.ready or not math.isfinite(state.expected_wait_s):
+            self._asked.clear()
+            return None, 0
+        expected_s = max(state.expected_wait_s, LEAST_WAIT_S)
+        lost_s = self._clock() - LOST_AFTER * expected_s
+        self._asked = {base: asked_s for base, asked_s in self._asked.items() if asked_s > lost_s}
+        if not self._asked:
+            return None, 0
+        base_len, asked_s = next(iter(self._asked.items()))
+        overdue_s = self._clock() - asked_s - expected_s
+        # An answer that is overdue by some time is expected to take as long again.
+        return abs(overdue_s), len(self._prefix) - base_len
+
+
+def _joined(updates: list[Update]) -> Update:
+    if len(updates) == 1:
+        return updates[0]
+    tokens = np.concatenate([update.tokens for update in updates])
+    return Update(updates[0].start, tokens, np.concatenate([update.features for update in updates]))
+
+
+def _first_rows(update: Update, committed_len: int) -> Update:
+    """The rows of `update` that a context cut to `committed_len` tokens still has."""
+    count = min(len(update.tokens), committed_len - update.start - 1)
+    return Update(update.start, update.tokens[:count], update.features[:count])
