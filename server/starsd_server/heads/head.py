@@ -88,6 +88,7 @@ class EagleHead(nn.Module):
 
     embedding: Tensor
     draft_to_target: Tensor
+    angle_per_position: Tensor
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -97,19 +98,21 @@ class EagleHead(nn.Module):
         fc_in = c.feature_size if eagle3 else 2 * c.hidden_size
         attention_in = 2 * c.hidden_size if eagle3 else c.hidden_size
         self.fc = nn.Linear(fc_in, c.hidden_size, bias=c.fc_bias)
-        self.embed_norm = nn.RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
-        self.hidden_norm = nn.RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
+        self.embed_norm = _RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
+        self.hidden_norm = _RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
         self.qkv_proj = nn.Linear(attention_in, (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
-        self.mlp_norm = nn.RMSNorm(c.hidden_size, c.rms_eps)
+        self.mlp_norm = _RMSNorm(c.hidden_size, c.rms_eps)
         self.gate_up_proj = nn.Linear(c.hidden_size, 2 * c.intermediate_size, bias=False)
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
-        self.out_norm = nn.RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
+        self.out_norm = _RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
         self.lm_head = nn.Parameter(torch.zeros(c.draft_vocab_size, c.hidden_size), requires_grad=eagle3)
         self.register_buffer("embedding", torch.zeros(c.vocab_size, c.hidden_size))
         self.register_buffer("draft_to_target", torch.arange(c.draft_vocab_size))
-        frequencies = c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
-        self._angle_per_position = (frequencies / c.rope_scale).float()  # [D / 2] radians
+        # On a real device even while a checkpoint is read into a head without memory (torch.device("meta")).
+        exponents = torch.arange(0, c.head_dim, 2, dtype=torch.float64, device="cpu") / c.head_dim
+        angle = (c.rope_theta**-exponents / c.rope_scale).float()  # [D / 2] radians per position
+        self.register_buffer("angle_per_position", angle, persistent=False)
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step: the head's guess of each token's hidden vector, before any norm.
@@ -149,9 +152,16 @@ class EagleHead(nn.Module):
         c = self.config
         rows = self.qkv_proj(x).view(*x.shape[:-1], c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         q, k, v = rows.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=-2)
-        angles = positions[..., None].float() * self._angle_per_position.to(positions.device)
+        angles = positions[..., None].float() * self.angle_per_position
         cos, sin = angles.cos()[..., None, :].to(q.dtype), angles.sin()[..., None, :].to(q.dtype)
         return attend(_rotate(q, cos, sin), _rotate(k, cos, sin), v).flatten(-2)
+
+
+class _RMSNorm(nn.RMSNorm):
+    """As its parent, but a row of another precision than the weight (autocast) takes the fused kernel too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
