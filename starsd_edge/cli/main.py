@@ -30,7 +30,10 @@ class CommandEntry:
     summary: str
 
 
-COMMANDS: dict[str, CommandEntry] = {}
+COMMANDS: dict[str, CommandEntry] = {
+    "export": CommandEntry("starsd_edge.cli.export", "Make a bundle of a model."),
+    "bundle": CommandEntry("starsd_edge.cli.bundle", "Look at a bundle, or prove that it is whole."),
+}
 
 
 class LazyGroup(click.Group):

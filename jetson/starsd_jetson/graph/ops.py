@@ -1,0 +1,128 @@
+"""The operators a model is described with, in ONNX Runtime's dialect.
+
+Everything here is row-invariant on a CPU (DESIGN 3, "Rounding"): the bits of a row do not depend on the rows
+beside it, one row included. See docs/decisions/row-invariant-cpu.md for why each operator is what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from starsd_edge.types import Float32Array
+from starsd_jetson.graph.builder import GraphBuilder
+from starsd_jetson.graph.quantize import INT4_BLOCK, int4_blocks, int8_columns
+from starsd_jetson.graph.shape import ModelShape
+
+__all__ = ["CONTRIB", "LINEAR_KINDS", "OnnxRuntimeOps"]
+
+CONTRIB = "com.microsoft"
+UINT8_MIDDLE = 128  # zero point of activations: x / absmax in [-1, 1] becomes 1..255
+INT8_MAX = 127
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntimeOps:
+    """Adds nodes to `graph`. `n` is the rows of a pass; `kv_heads * rows` stacks are [n_kv, n * group,
+    dim].
+    """
+
+    graph: GraphBuilder
+    shape: ModelShape
+    quant: str
+
+    def head(self, x: str, weight: Float32Array) -> str:
+        """The LM head, never below int8: its rounding goes straight into the logits."""
+        kind = "int8" if self.quant == "int4" else self.quant
+        return LINEAR_KINDS[kind](self, x, "head", weight)
+
+    def linear(self, x: str, name: str, weight: Float32Array, bias: Float32Array | None = None) -> str:
+        """[n, in] -> [n, out] for weight [out, in]."""
+        y = LINEAR_KINDS[self.quant](self, x, name, weight)
+        if bias is not None:
+            y = self.graph.op("Add", y, self.graph.weight(f"{name}.bias", bias))
+        return y
+
+    def float_linear(self, x: str, name: str, weight: Float32Array) -> str:
+        """Packed at load, every row summed in the same order whatever n is."""
+        return self.graph.op("MatMul", x, self.graph.weight(name, np.ascontiguousarray(weight.T)))
+
+    def int8_linear(self, x: str, name: str, weight: Float32Array) -> str:
+        """Activations quantised row by row, then an exact integer product: nothing to round differently."""
+        g = self.graph
+        packed = int8_columns(weight)
+        peak = g.op("ReduceMax", g.op("Abs", x), g.constant([-1]), keepdims=1)  # [n, 1]
+        zero = g.constant(np.array(UINT8_MIDDLE, np.uint8))
+        step = self.number(1 / INT8_MAX)
+        rows = g.op("QuantizeLinear", g.op("Div", x, peak), step, zero)  # uint8 [n, in]
+        product = g.op(
+            "MatMulIntegerToFloat",
+            rows,
+            g.weight(name, packed.values),
+            step,
+            g.weight(f"{name}.scale", packed.scales),
+            zero,
+            domain=CONTRIB,
+        )
+        return g.op("Mul", product, peak)
+
+    def int4_linear(self, x: str, name: str, weight: Float32Array) -> str:
+        g = self.graph
+        packed = int4_blocks(weight)
+        return g.op(
+            "MatMulNBits",
+            x,
+            g.weight(name, packed.values),
+            g.weight(f"{name}.scale", packed.scales.reshape(-1)),
+            g.weight(f"{name}.zero", packed.zero_points.reshape(-1)),
+            domain=CONTRIB,
+            K=weight.shape[1],
+            N=weight.shape[0],
+            bits=4,
+            block_size=INT4_BLOCK,
+            accuracy_level=4,  # int8 activations: several times faster than float on a CPU
+        )
+
+    def embed(self, tokens: str, table: str, *, half: bool) -> str:
+        """Rows of the token table, float32 [n, H]."""
+        rows = self.graph.op("Gather", table, tokens)
+        return self.graph.op("Cast", rows, to=TensorProto.FLOAT) if half else rows
+
+    def number(self, value: float) -> str:
+        """A float32 scalar."""
+        return self.graph.constant(np.array(value, np.float32))
+
+    def norm(self, x: str, gain: str) -> str:
+        return self.graph.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=self.shape.norm_eps)
+
+    def add_norm(self, x: str, delta: str, gain: str) -> tuple[str, str]:
+        """(norm(x + delta), x + delta)."""
+        names = self.graph.ops(
+            "SkipSimplifiedLayerNormalization",
+            x,
+            delta,
+            gain,
+            outputs=4,
+            domain=CONTRIB,
+            epsilon=self.shape.norm_eps,
+        )
+        self.graph.nodes[-1].output[1] = self.graph.nodes[-1].output[2] = (
+            ""  # mean and variance: not for inference
+        )
+        return names[0], names[3]
+
+    def gated(self, gate_up: str) -> str:
+        """silu(gate) * up of [n, 2 * ffn]."""
+        gate, up = self.graph.ops("Split", gate_up, outputs=2, axis=-1, num_outputs=2)
+        return self.graph.op("Mul", self.graph.op("QuickGelu", gate, domain=CONTRIB, alpha=1.0), up)
+
+
+LinearKind = Callable[[OnnxRuntimeOps, str, str, Float32Array], str]
+LINEAR_KINDS: dict[str, LinearKind] = {
+    "fp32": OnnxRuntimeOps.float_linear,
+    "int8": OnnxRuntimeOps.int8_linear,
+    "int4": OnnxRuntimeOps.int4_linear,
+}

@@ -1,0 +1,70 @@
+"""Weights in fewer bits. Every function takes one linear weight float32 [out, in]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starsd_edge.types import Float32Array
+
+__all__ = ["INT4_BLOCK", "Int4Blocks", "Int8Columns", "int4_blocks", "int8_columns"]
+
+INT8_MAX = 127
+INT4_MAX = 15  # unsigned, with a zero point a block
+INT4_BLOCK = 32  # input features that share a scale: GGUF's block, the smallest that MatMulNBits knows fast
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Columns:
+    """weight.T ~ values * scales.
+
+    values int8 [in, out]
+    scales float32 [out]
+    """
+
+    values: NDArray[np.int8]
+    scales: Float32Array
+
+
+def int8_columns(weight: Float32Array) -> Int8Columns:
+    """Symmetric int8 with one scale an output feature."""
+    peak = np.abs(weight).max(axis=1)
+    scales = np.where(peak > 0, peak / INT8_MAX, 1.0).astype(np.float32)
+    values = np.rint(weight / scales[:, None]).astype(np.int8)
+    return Int8Columns(np.ascontiguousarray(values.T), scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Blocks:
+    """weight[o, block] ~ (values - zero_point) * scale, as MatMulNBits lays it out.
+
+    values      uint8 [out, blocks, INT4_BLOCK / 2], low nibble first
+    scales      float32 [out, blocks]
+    zero_points uint8 [out, ceil(blocks / 2)], low nibble first
+    """
+
+    values: NDArray[np.uint8]
+    scales: Float32Array
+    zero_points: NDArray[np.uint8]
+
+
+def int4_blocks(weight: Float32Array) -> Int4Blocks:
+    """Asymmetric int4, one scale and zero point a block of INT4_BLOCK inputs; `in` divides by it."""
+    rows, columns = weight.shape
+    blocks = weight.reshape(rows, columns // INT4_BLOCK, INT4_BLOCK)
+    low = np.minimum(blocks.min(axis=2), 0)
+    high = np.maximum(blocks.max(axis=2), 0)
+    scales = np.where(high > low, (high - low) / INT4_MAX, 1.0).astype(np.float32)
+    zeros = np.clip(np.rint(-low / scales), 0, INT4_MAX)
+    values = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, INT4_MAX).astype(np.uint8)
+    return Int4Blocks(pack_nibbles(values), scales, pack_nibbles(zeros.astype(np.uint8)))
+
+
+def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if values.shape[-1] % 2:
+        padding: list[Any] = [(0, 0)] * (values.ndim - 1) + [(0, 1)]
+        values = np.pad(values, padding)
+    return np.asarray(values[..., 0::2] | values[..., 1::2] << 4, np.uint8)

@@ -1,0 +1,408 @@
+"""Where weights come from: a GGUF file or a Hugging Face folder, read one tensor at a time.
+
+Both give the same thing: a ModelShape, and float32 tensors under Hugging Face's names and in its layout
+(linear weights are [out, in], rotary halves are not interleaved).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.types import Float32Array
+from starsd_jetson.graph.shape import ModelShape, RopeScaling
+
+__all__ = ["GgufSource", "HuggingFaceSource", "WeightSource", "open_source"]
+
+READ_BLOCK_BYTES = 1 << 22  # large enough that hashing is bound by the disk
+
+
+class WeightSource(Protocol):
+    """A model's shape and its tensors."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def tensor(self, name: str) -> Float32Array:
+        """The tensor of this Hugging Face name, float32. Raises BundleError if there is none."""
+        ...
+
+    def sha256(self) -> str:
+        """Hash over the files that hold weights: the identity of the model whatever it is exported to."""
+        ...
+
+
+def open_source(path: Path) -> WeightSource:
+    """A GGUF file or a Hugging Face folder. Raises BundleError for anything else, naming what was found."""
+    if path.is_dir():
+        return HuggingFaceSource(path)
+    if not path.exists():
+        raise BundleError(
+            f"{path}: no such file or folder; give a GGUF file, a Hugging Face folder, or 'embedded'"
+        )
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise BundleError(
+            f"{path}: neither a GGUF file nor a folder with config.json (it starts with {magic!r})"
+        )
+    return GgufSource(path)
+
+
+def hash_files(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(READ_BLOCK_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+# GGUF ------------------------------------------------------------------------------------------------------
+
+GGUF_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "mistral": "mistral"}
+# llama.cpp's converter interleaves the rotary halves of q and k for these; the others keep Hugging Face's
+# order.
+GGUF_PERMUTED = ("llama", "mistral")
+GGUF_LAYER_NAMES = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.q_proj.bias": "attn_q.bias",
+    "self_attn.k_proj.bias": "attn_k.bias",
+    "self_attn.v_proj.bias": "attn_v.bias",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+GGUF_MODEL_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+class GgufSource:
+    """A GGUF file of a Llama-architecture model. Raises BundleError for another architecture or a cut
+    file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from gguf import GGUFReader
+        except ImportError as error:
+            raise MissingDependencyError(
+                "reading GGUF needs the gguf package: pip install 'starsd-edge[export]'"
+            ) from error
+        self.path = path
+        try:
+            self.reader = GGUFReader(path)
+        except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as error:
+            raise BundleError(f"{path}: damaged or cut short GGUF file ({error}); fetch it again") from error
+        self.fields: dict[str, Any] = {key: field.contents for key, field in self.reader.fields.items()}
+        self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
+        self.check_complete()
+        self.shape = self.read_shape()
+
+    @property
+    def name(self) -> str:
+        return str(self.field("general.name", self.path.stem))
+
+    def field(self, key: str, default: Any = None) -> Any:
+        contents = self.fields.get(key)
+        return default if contents is None else contents()
+
+    def check_complete(self) -> None:
+        size = self.path.stat().st_size
+        needed = max((int(t.data_offset) + int(t.n_bytes) for t in self.reader.tensors), default=0)
+        if size < needed or not self.tensors:
+            raise BundleError(f"{self.path}: cut short, {size} of {needed} bytes; fetch it again")
+
+    def read_shape(self) -> ModelShape:
+        architecture = str(self.field("general.architecture", ""))
+        if architecture not in GGUF_ARCHITECTURES:
+            known = ", ".join(sorted(GGUF_ARCHITECTURES))
+            raise BundleError(
+                f"{self.path}: architecture '{architecture}' is not supported (supported: {known})"
+            )
+
+        def number(key: str, default: Any = None) -> Any:
+            value = self.field(f"{architecture}.{key}", default)
+            if value is None:
+                raise BundleError(f"{self.path}: no '{architecture}.{key}' in its metadata")
+            return value
+
+        hidden_size = int(number("embedding_length"))
+        num_heads = int(number("attention.head_count"))
+        head_dim = int(number("attention.key_length", hidden_size // num_heads))
+        return ModelShape(
+            architecture=GGUF_ARCHITECTURES[architecture],
+            num_layers=int(number("block_count")),
+            hidden_size=hidden_size,
+            ffn_size=int(number("feed_forward_length")),
+            num_heads=num_heads,
+            num_kv_heads=int(number("attention.head_count_kv", num_heads)),
+            head_dim=head_dim,
+            vocab_size=int(self.tensors["token_embd.weight"].shape[1]),
+            max_len=int(number("context_length")),
+            norm_eps=float(np.float32(number("attention.layer_norm_rms_epsilon"))),
+            rope_theta=float(number("rope.freq_base", 10000.0)),
+            rope_scaling=self.read_rope_scaling(architecture),
+            tied_embedding="output.weight" not in self.tensors,
+            qkv_bias="blk.0.attn_q.bias" in self.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in self.tensors,
+        )
+
+    def read_rope_scaling(self, architecture: str) -> RopeScaling | None:
+        if "rope_freqs.weight" in self.tensors:
+            factors = tuple(float(value) for value in self.raw_tensor("rope_freqs.weight"))
+            return RopeScaling("factors", factors=factors)
+        kind = self.field(f"{architecture}.rope.scaling.type", "none")
+        if kind in ("none", ""):
+            return None
+        if kind == "linear":
+            return RopeScaling("linear", factor=float(self.field(f"{architecture}.rope.scaling.factor", 1.0)))
+        raise BundleError(f"{self.path}: rope scaling '{kind}' is not supported (supported: linear, llama3)")
+
+    def gguf_name(self, name: str) -> str:
+        if name in GGUF_MODEL_NAMES:
+            return GGUF_MODEL_NAMES[name]
+        _, _, layer, rest = name.split(".", 3)
+        return f"blk.{layer}.{GGUF_LAYER_NAMES[rest]}"
+
+    def has(self, name: str) -> bool:
+        return self.gguf_name(name) in self.tensors
+
+    def raw_tensor(self, name: str) -> Float32Array:
+        from gguf.quants import dequantize
+
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise BundleError(f"{self.path}: tensor {name} is missing")
+        try:
+            return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise BundleError(f"{self.path}: {name} is stored as {kind}, which cannot be read") from error
+
+    def tensor(self, name: str) -> Float32Array:
+        weight = self.raw_tensor(self.gguf_name(name))
+        permuted = str(self.field("general.architecture")) in GGUF_PERMUTED
+        if permuted and ".self_attn.q_proj." in name:
+            return unpermute(weight, self.shape.num_heads)
+        if permuted and ".self_attn.k_proj." in name:
+            return unpermute(weight, self.shape.num_kv_heads)
+        return weight
+
+    def sha256(self) -> str:
+        return hash_files([self.path])
+
+
+def unpermute(weight: Float32Array, num_heads: int) -> Float32Array:
+    """Undo llama.cpp's interleaving of rotary pairs: rows [heads, half, 2] back to [heads, 2, half]."""
+    rows = weight.reshape(num_heads, weight.shape[0] // num_heads // 2, 2, *weight.shape[1:])
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(weight.shape)
+
+
+# Hugging Face ----------------------------------------------------------------------------------------------
+
+HF_ARCHITECTURES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+
+class HuggingFaceSource:
+    """A folder with config.json and (sharded) safetensors, or pytorch_model*.bin read through torch's
+    weights_only loader. Raises BundleError for another architecture or a missing or damaged file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = self.read_config()
+        self.shape = self.read_shape()
+        self.readers = self.open_weights()
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def read_config(self) -> dict[str, Any]:
+        file = self.path / "config.json"
+        if not file.exists():
+            raise BundleError(f"{self.path}: no config.json; give a GGUF file or a Hugging Face model folder")
+        try:
+            config = json.loads(file.read_text("utf-8"))
+        except ValueError as error:
+            raise BundleError(f"{file}: not JSON ({error})") from error
+        if not isinstance(config, dict):
+            raise BundleError(f"{file}: not a JSON object")
+        return config
+
+    def read_shape(self) -> ModelShape:
+        config = self.config
+        kind = str(config.get("model_type", ""))
+        if kind not in HF_ARCHITECTURES:
+            known = ", ".join(sorted(HF_ARCHITECTURES))
+            raise BundleError(f"{self.path}: architecture '{kind}' is not supported (supported: {known})")
+        if config.get("hidden_act", "silu") != "silu":
+            raise BundleError(
+                f"{self.path}: activation '{config['hidden_act']}' is not supported (supported: silu)"
+            )
+        if config.get("mlp_bias") or (kind != "qwen2" and config.get("attention_bias")):
+            raise BundleError(f"{self.path}: biases outside Qwen2's projections are not supported")
+        try:
+            num_heads = int(config["num_attention_heads"])
+            return ModelShape(
+                architecture=HF_ARCHITECTURES[kind],
+                num_layers=int(config["num_hidden_layers"]),
+                hidden_size=int(config["hidden_size"]),
+                ffn_size=int(config["intermediate_size"]),
+                num_heads=num_heads,
+                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+                head_dim=int(config.get("head_dim") or config["hidden_size"] // num_heads),
+                vocab_size=int(config["vocab_size"]),
+                max_len=int(config.get("max_position_embeddings", 2048)),
+                norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+                rope_theta=read_rope_theta(config),
+                rope_scaling=read_rope_scaling(config, self.path),
+                tied_embedding=bool(config.get("tie_word_embeddings", False)),
+                qkv_bias=kind == "qwen2",
+                qk_norm=kind == "qwen3",
+            )
+        except KeyError as error:
+            raise BundleError(f"{self.path / 'config.json'}: no {error}") from error
+
+    def open_weights(self) -> dict[str, Callable[[], Float32Array]]:
+        files = sorted(self.path.glob("*.safetensors"))
+        if files:
+            return {name: read for file in files for name, read in open_safetensors(file).items()}
+        files = sorted(self.path.glob("pytorch_model*.bin"))
+        if files:
+            return {name: read for file in files for name, read in open_torch_bin(file).items()}
+        raise BundleError(f"{self.path}: no *.safetensors and no pytorch_model*.bin in it")
+
+    def has(self, name: str) -> bool:
+        return name in self.readers
+
+    def tensor(self, name: str) -> Float32Array:
+        read = self.readers.get(name)
+        if read is None:
+            raise BundleError(f"{self.path}: tensor {name} is missing")
+        return read()
+
+    def sha256(self) -> str:
+        files = sorted(self.path.glob("*.safetensors")) or sorted(self.path.glob("pytorch_model*.bin"))
+        return hash_files(files)
+
+
+def read_rope_theta(config: dict[str, Any]) -> float:
+    parameters = config.get("rope_parameters") or {}
+    return float(config.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+
+
+def read_rope_scaling(config: dict[str, Any], path: Path) -> RopeScaling | None:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not scaling:
+        return None
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", factor=float(scaling["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            "llama3",
+            factor=float(scaling["factor"]),
+            low_freq_factor=float(scaling["low_freq_factor"]),
+            high_freq_factor=float(scaling["high_freq_factor"]),
+            original_max_len=int(scaling["original_max_position_embeddings"]),
+        )
+    raise BundleError(f"{path}: rope scaling '{kind}' is not supported (supported: linear, llama3)")
+
+
+SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+def open_safetensors(path: Path) -> dict[str, Callable[[], Float32Array]]:
+    """Readers of the tensors of one file; each reads its own bytes when called. The format is 8 bytes of
+    header length, a JSON header and raw little-endian data (read here because bfloat16 has no numpy type)."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > size - 8:
+            raise BundleError(f"{path}: cut short or not a safetensors file; fetch it again")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise BundleError(f"{path}: damaged safetensors header ({error})") from error
+    header.pop("__metadata__", None)
+    start = 8 + length
+    readers: dict[str, Callable[[], Float32Array]] = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
+        if start + end > size:
+            raise BundleError(f"{path}: cut short, {size} of {start + end} bytes; fetch it again")
+        if dtype is None:
+            # integer buffers such as position_ids; a weight that is missed here is named when asked for
+            continue
+        if math.prod(shape) * dtype.itemsize != end - begin:
+            raise BundleError(f"{path}: {name} has {end - begin} bytes for shape {shape}")
+        readers[name] = safetensors_reader(path, start + begin, shape, dtype)
+    return readers
+
+
+def safetensors_reader(
+    path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Callable[[], Float32Array]:
+    def read() -> Float32Array:
+        values = np.fromfile(path, dtype, math.prod(shape), offset=offset).reshape(shape)
+        if dtype == np.dtype("<u2"):
+            return widen_bfloat16(values)
+        return values.astype(np.float32)
+
+    return read
+
+
+def widen_bfloat16(bits: np.ndarray[Any, np.dtype[np.uint16]]) -> Float32Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def open_torch_bin(path: Path) -> dict[str, Callable[[], Float32Array]]:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{path} is a PyTorch file: install torch to read it, or convert the folder to safetensors"
+        ) from error
+    try:
+        tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch raises a different class for every way a file can be damaged
+        raise BundleError(f"{path}: torch cannot read it with weights_only ({error})") from error
+    return {name: torch_reader(value) for name, value in tensors.items()}
+
+
+def torch_reader(value: Any) -> Callable[[], Float32Array]:
+    return lambda: np.asarray(value.float().numpy(), np.float32)

@@ -1,0 +1,59 @@
+"""Keys and values of one context, in place: the graph writes new rows, nothing old is copied.
+
+Each layer has keys [n_kv, C, dim] and values [n_kv, C, dim + 1] (a column of ones beside them). Capacity C
+is a multiple of KV_BLOCK and grows by that much, so attention never runs over many more rows than there are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from starsd_edge.types import Float32Array
+
+__all__ = ["KV_BLOCK", "KvCache"]
+
+# Attention sums keys in blocks of at least this many (MLAS packs at most 128 deep for narrow products).
+KV_BLOCK = 128
+
+
+class KvCache:
+    """Buffers by graph input name, and how many rows of them are committed."""
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self.widths = {}
+        for layer in range(num_layers):
+            self.widths[f"k.{layer}"] = head_dim
+            self.widths[f"v.{layer}"] = head_dim + 1
+        self.num_kv_heads = num_kv_heads
+        self.length = 0
+        self.capacity = KV_BLOCK
+        self.buffers = {name: self.allocate(width) for name, width in self.widths.items()}
+
+    def allocate(self, width: int) -> Float32Array:
+        # Rows never written must not hold NaN: their weight is zero, and 0 * NaN is NaN.
+        return np.zeros((self.num_kv_heads, self.capacity, width), np.float32)
+
+    def reserve(self, rows: int) -> bool:
+        """Make room for `rows` rows; True when the buffers are new ones and must be bound again."""
+        if rows <= self.capacity:
+            return False
+        self.capacity = -(-rows // KV_BLOCK) * KV_BLOCK
+        for name, width in self.widths.items():
+            grown = self.allocate(width)
+            grown[:, : self.length] = self.buffers[name][:, : self.length]
+            self.buffers[name] = grown
+        return True
+
+    def keep(self, path: list[int]) -> None:
+        """Commit the rows of `path` among those written past `length`, in that order."""
+        source = [self.length + node for node in path]
+        target = range(self.length, self.length + len(path))
+        moved = [(s, t) for s, t in zip(source, target, strict=True) if s != t]
+        if moved:
+            sources, targets = [s for s, _ in moved], [t for _, t in moved]
+            for buffer in self.buffers.values():
+                buffer[:, targets] = buffer[:, sources]
+        self.length += len(path)
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)

@@ -1,0 +1,203 @@
+"""What turns text into tokens, taken from the source: tokenizer.json, chat template, stop tokens.
+
+A Hugging Face folder has them as files. A GGUF file has a vocabulary and merges in its metadata, from which
+the same tokenizer is rebuilt; which pre-tokenizer belongs to it, the file says by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starsd_edge.bundle import SamplingDefaults
+from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_jetson.graph.sources import GgufSource, HuggingFaceSource, WeightSource
+
+__all__ = ["TextSettings", "read_text_settings"]
+
+# Tokens that end a turn, whatever else the source lists as its end of sequence.
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>", "</s>")
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """Everything of a bundle that is about text."""
+
+    tokenizer_json: str
+    chat_template: str
+    bos_token: int
+    add_bos: bool
+    stop_tokens: tuple[int, ...]
+    sampling: SamplingDefaults
+
+
+def read_text_settings(source: WeightSource) -> TextSettings:
+    """Raises BundleError when the source has no tokenizer that can be converted."""
+    if isinstance(source, GgufSource):
+        return read_gguf(source)
+    assert isinstance(source, HuggingFaceSource)
+    return read_hugging_face(source)
+
+
+def import_tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingDependencyError(
+            "exporting needs the tokenizers package: pip install 'starsd-edge[export]'"
+        ) from error
+    return tokenizers
+
+
+# GGUF ------------------------------------------------------------------------------------------------------
+
+CONTROL, USER_DEFINED = 3, 4  # token types of GGUF that are matched before the text is split
+
+# Pre-tokenizers by the name that llama.cpp's converter gave them (tokenizer.ggml.pre).
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def digits_then_bytes(tokenizers: Any) -> Any:
+    pre = tokenizers.pre_tokenizers
+    return pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)])
+
+
+def split_then_bytes(pattern: str) -> Callable[[Any], Any]:
+    def build(tokenizers: Any) -> Any:
+        pre = tokenizers.pre_tokenizers
+        split = pre.Split(tokenizers.Regex(pattern), behavior="isolated")
+        return pre.Sequence([split, pre.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    return build
+
+
+PRE_TOKENIZERS: dict[str, Callable[[Any], Any]] = {
+    "smollm": digits_then_bytes,
+    "llama-bpe": split_then_bytes(LLAMA3_SPLIT),
+    "llama3": split_then_bytes(LLAMA3_SPLIT),
+    "qwen2": split_then_bytes(QWEN2_SPLIT),
+    "gpt-2": lambda tokenizers: tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+}
+
+
+def read_gguf(source: GgufSource) -> TextSettings:
+    tokenizers = import_tokenizers()
+    kind = source.field("tokenizer.ggml.model", "none")
+    if kind != "gpt2":
+        raise BundleError(f"{source.path}: tokenizer '{kind}' is not supported in GGUF (supported: gpt2)")
+    pre = source.field("tokenizer.ggml.pre", "gpt-2")
+    if pre not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise BundleError(f"{source.path}: pre-tokenizer '{pre}' is not supported (supported: {known})")
+    tokens: list[str] = source.field("tokenizer.ggml.tokens")
+    kinds: list[int] = source.field("tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ", 1)) for merge in source.field("tokenizer.ggml.merges", [])]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
+    )
+    if pre == "qwen2":
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre](tokenizers)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    added = tokenizers.AddedToken
+    tokenizer.add_special_tokens(
+        [added(t, normalized=False, special=True) for t, k in zip(tokens, kinds, strict=True) if k == CONTROL]
+    )
+    tokenizer.add_tokens(
+        [added(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == USER_DEFINED]
+    )
+
+    ends = {source.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    ends |= {i for i, t in enumerate(tokens) if kinds[i] == CONTROL and t in END_OF_TURN}
+    bos = source.field("tokenizer.ggml.bos_token_id")
+    return TextSettings(
+        tokenizer_json=str(tokenizer.to_str()),
+        chat_template=str(source.field("tokenizer.chat_template", "")),
+        bos_token=-1 if bos is None else int(bos),
+        add_bos=bool(source.field("tokenizer.ggml.add_bos_token", False)),
+        stop_tokens=tuple(sorted(int(token) for token in ends)),
+        sampling=SamplingDefaults(),
+    )
+
+
+# Hugging Face ----------------------------------------------------------------------------------------------
+
+
+def read_hugging_face(source: HuggingFaceSource) -> TextSettings:
+    tokenizers = import_tokenizers()
+    file = source.path / "tokenizer.json"
+    if not file.exists():
+        raise BundleError(f"{source.path}: no tokenizer.json in it")
+    text = file.read_text("utf-8")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the package raises bare Exception for every damaged file
+        raise BundleError(f"{file}: damaged ({error})") from error
+    config = read_json(source.path / "tokenizer_config.json")
+    generation = read_json(source.path / "generation_config.json")
+
+    def token_id(name: str) -> int:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        found = tokenizer.token_to_id(text) if text else None
+        fallback = source.config.get(f"{name}_id")
+        return int(found) if found is not None else int(fallback) if isinstance(fallback, int) else -1
+
+    ends: set[int] = {token_id("eos_token")}
+    for settings in (generation, source.config):
+        value = settings.get("eos_token_id")
+        ends |= set(value) if isinstance(value, list) else {value} if isinstance(value, int) else set()
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    ends |= {tokenizer.token_to_id(token) for token in END_OF_TURN if token in special}
+    bos = token_id("bos_token")
+    encoded = tokenizer.encode("a").ids
+    return TextSettings(
+        tokenizer_json=text,
+        chat_template=read_chat_template(source.path, config),
+        bos_token=bos,
+        add_bos=bool(encoded) and encoded[0] == bos,
+        stop_tokens=tuple(sorted(token for token in ends if token >= 0)),
+        sampling=read_sampling(generation),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise BundleError(f"{path}: not JSON ({error})") from error
+    return value if isinstance(value, dict) else {}
+
+
+def read_chat_template(folder: Path, config: dict[str, Any]) -> str:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text("utf-8")
+    template = config.get("chat_template") or ""
+    if isinstance(template, list):  # several named ones
+        named = {entry.get("name"): entry.get("template", "") for entry in template}
+        template = named.get("default", "")
+    return str(template)
+
+
+def read_sampling(generation: dict[str, Any]) -> SamplingDefaults:
+    if not generation.get("do_sample"):
+        return SamplingDefaults()
+    return SamplingDefaults(
+        temperature=float(generation.get("temperature") or 1.0),
+        top_k=int(generation.get("top_k") or 0),
+        top_p=float(generation.get("top_p") or 1.0),
+        min_p=float(generation.get("min_p") or 0.0),
+        repetition_penalty=float(generation.get("repetition_penalty") or 1.0),
+    )

@@ -1,0 +1,85 @@
+"""`starsd export`: SOURCE -> bundle."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from starsd_edge.errors import MissingDependencyError
+
+EMBEDDED = "embedded"
+
+
+@click.command(name="export")
+@click.argument("source")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the new bundle.")
+@click.option(
+    "--quant",
+    type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+    default="int8",
+    show_default=True,
+    help="How weights are stored.",
+)
+@click.option(
+    "--for",
+    "flavour",
+    type=click.Choice(["onnxruntime", "tensorrt"]),
+    default="onnxruntime",
+    show_default=True,
+    help="The runtime that will load it.",
+)
+@click.option("--eagle3", is_flag=True, help="Features of three layers, for an EAGLE-3 head.")
+@click.option("--replace", is_flag=True, help="Write over an existing bundle.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest's summary as JSON.")
+def command(
+    source: str, out: Path, quant: str, flavour: str, *, eagle3: bool, replace: bool, as_json: bool
+) -> None:
+    """Make a bundle of SOURCE: a Hugging Face folder, a GGUF file, or 'embedded'.
+
+    Nothing appears at OUT before the bundle is complete and has passed its self-test.
+    """
+    # A terminated export cleans up behind itself like an interrupted one.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    exporter = import_exporter()
+    path = (
+        importlib.import_module("starsd_jetson.embedded").gguf_path() if source == EMBEDDED else Path(source)
+    )
+    settings = exporter.ExportSettings(quant=quant, flavour=flavour, eagle3=eagle3, replace=replace)
+    terminal = Console(stderr=True)
+    bar = Progress(
+        TextColumn("exporting"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} layers"),
+        TimeRemainingColumn(),
+        console=terminal,
+        transient=True,
+        disable=not terminal.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("layers", total=None)
+        bundle = exporter.export(
+            path, out, settings, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    size = sum(entry.num_bytes for entry in bundle.manifest.files.values())
+    if as_json:
+        click.echo(
+            json.dumps({"path": str(out), "quantisation": quant, "flavour": flavour, "num_bytes": size})
+        )
+    else:
+        click.echo(f"{out}: {bundle.manifest.identity.name}, {quant} for {flavour}, {size / 1e6:.0f} MB")
+
+
+def import_exporter() -> Any:
+    try:
+        return importlib.import_module("starsd_jetson.export")
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"exporting needs the {error.name} package: pip install 'starsd-edge[export,onnx]'"
+        ) from error

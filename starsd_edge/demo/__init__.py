@@ -1,1 +1,0 @@
-"""`starsd demo`: plain against StarSD decoding on real prompts, in real processes."""

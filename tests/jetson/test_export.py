@@ -1,0 +1,145 @@
+"""Exporting: complete or not there at all, and every refusal is one clear line."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starsd_edge.bundle import Bundle
+from starsd_edge.errors import BundleError, ResourceError, UsageError
+from starsd_jetson import export as exporting
+from starsd_jetson.export import ExportSettings, export
+from starsd_jetson.self_test import verify_bundle
+
+
+def run_export(source: Path, out: Path, **limits: int) -> subprocess.CompletedProcess[str]:
+    """`starsd export` in a process of its own, whose files may have only so many bytes."""
+
+    def limit() -> None:
+        if "file_bytes" in limits:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_bytes"],) * 2)
+
+    command = [sys.executable, "-m", "starsd_edge", "export", str(source), "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+
+
+def test_an_exported_bundle_is_whole_and_passes_its_self_test(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    done = run_export(tiny("llama grouped").folder, tmp_path / "bundle")
+    assert (done.returncode, done.stderr) == (0, "")
+    bundle = Bundle.open(tmp_path / "bundle")
+    bundle.verify()
+    verify_bundle(bundle)
+    assert bundle.manifest.self_test.expected
+    assert [item.name for item in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_full_disk_leaves_nothing_behind(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    done = run_export(tiny("llama grouped").folder, tmp_path / "bundle", file_bytes=100_000)
+    assert done.returncode == ResourceError.exit_code
+    assert "the disk is full" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_space_is_refused_before_anything_is_written(
+    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "estimate_bytes", lambda shape, quant: 1 << 60)
+    with pytest.raises(ResourceError, match="MiB are free"):
+        export(tiny("llama grouped").folder, tmp_path / "bundle", ExportSettings())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_nothing_and_keeps_the_old_bundle(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "bundle"
+    folder = tiny("llama grouped").folder
+    before = export(folder, out, ExportSettings(quant="int8")).manifest
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(folder, out, ExportSettings(quant="fp32", replace=True), interrupt)
+    assert Bundle.open(out).manifest == before
+    assert [item.name for item in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".bundle.partial-{dead.pid}").mkdir()
+    export(tiny("llama grouped").folder, tmp_path / "bundle", ExportSettings())
+    assert [item.name for item in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_nothing_is_written_over_without_being_told(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    folder = tiny("llama grouped").folder
+    export(folder, tmp_path / "bundle", ExportSettings())
+    with pytest.raises(UsageError, match="--replace"):
+        export(folder, tmp_path / "bundle", ExportSettings())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not a bundle"):
+        export(folder, tmp_path / "other", ExportSettings(replace=True))
+
+
+def test_a_source_is_the_same_model_whatever_it_is_exported_to(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = tiny("llama grouped").folder
+    first = export(folder, tmp_path / "a", ExportSettings(quant="int8")).manifest
+    second = export(folder, tmp_path / "b", ExportSettings(quant="fp32")).manifest
+    assert first.identity == second.identity
+    assert first.files["model.data"] != second.files["model.data"]
+
+
+def test_a_damaged_bundle_fails_its_self_test(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    """Sizes still fit: only running it, or hashing it, tells."""
+    export(tiny("llama grouped").folder, tmp_path / "bundle", ExportSettings(quant="fp32"))
+    data = tmp_path / "bundle" / "model.data"
+    data.write_bytes(bytes(len(data.read_bytes())))
+    with pytest.raises(BundleError, match="self-test failed"):
+        verify_bundle(Bundle.open(tmp_path / "bundle"))
+
+
+@pytest.mark.parametrize(
+    ("expected", "config"),
+    [
+        ("architecture 'gpt2' is not supported", '{"model_type": "gpt2"}'),
+        ("no 'num_attention_heads'", '{"model_type": "llama"}'),
+        ("not JSON", "{"),
+        ("rope scaling 'yarn' is not supported", None),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why(
+    expected: str, config: str | None, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    original = (tiny("llama grouped").folder / "config.json").read_text()
+    yarn = original.replace('"rope_type": "default"', '"rope_type": "yarn"')
+    (source / "config.json").write_text(config or yarn)
+    with pytest.raises(BundleError, match=expected):
+        export(source, tmp_path / "bundle", ExportSettings())
+
+
+def test_a_cut_weight_file_is_named(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in tiny("llama grouped").folder.iterdir():
+        data = file.read_bytes()
+        (source / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    done = run_export(source, tmp_path / "bundle")
+    assert done.returncode == BundleError.exit_code
+    assert "model.safetensors: cut short" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
