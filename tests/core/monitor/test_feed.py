@@ -1,0 +1,252 @@
+"""Publisher and feed over real sockets, and each way a link can be down."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+
+from starsd_edge.errors import ResourceError, UsageError
+from starsd_edge.monitor.endpoints import is_local, tcp_address
+from starsd_edge.monitor.feed import Arrival, Source, WatchKeys, ZmqFeed
+from starsd_edge.monitor.link_state import LinkState
+from starsd_edge.monitor.publish import SnapshotPublisher
+from starsd_edge.protocol.telemetry import ServiceSnapshot
+
+PATIENCE_S = 15.0
+SNAPSHOT = ServiceSnapshot("boot", 1, 2.0, service="desk")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def publisher(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[SnapshotPublisher]:
+    publisher = SnapshotPublisher(context, "tcp://127.0.0.1:*")
+    yield publisher
+    publisher.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def until(
+    feed: ZmqFeed, met: Callable[[list[Arrival]], bool], each: Callable[[], object] = int
+) -> list[Arrival]:
+    """Poll until `met` holds for all arrivals so far, doing `each` before every poll."""
+    deadline, arrivals = time.monotonic() + PATIENCE_S, []
+    while not met(arrivals):
+        assert time.monotonic() < deadline, f"still {feed.links} after {len(arrivals)} arrivals"
+        each()
+        arrivals += feed.poll(0.05)
+    return arrivals
+
+
+def test_a_published_snapshot_arrives(publisher: SnapshotPublisher) -> None:
+    feed = ZmqFeed([Source("desk", publisher.endpoint)])
+    arrival = until(feed, bool, lambda: publisher.publish(SNAPSHOT))[0]
+    feed.close()
+    assert (arrival.source, arrival.snapshot) == (0, SNAPSHOT)
+    assert arrival.num_bytes > 40
+
+
+def test_nothing_is_encoded_while_nobody_listens(publisher: SnapshotPublisher) -> None:
+    assert (publisher.wanted, publisher.publish(SNAPSHOT)) == (False, 0)
+
+
+def test_the_publisher_notices_that_the_last_watcher_left(publisher: SnapshotPublisher) -> None:
+    feed = ZmqFeed([Source("desk", publisher.endpoint)])
+    until(feed, bool, lambda: publisher.publish(SNAPSHOT))
+    feed.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while publisher.wanted:
+        assert time.monotonic() < deadline
+
+
+def test_two_services_are_told_apart(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    publishers = [SnapshotPublisher(context, "tcp://127.0.0.1:*") for _ in range(2)]
+    feed = ZmqFeed([Source(str(index), one.endpoint) for index, one in enumerate(publishers)])
+
+    def publish() -> None:
+        for index, one in enumerate(publishers):
+            one.publish(ServiceSnapshot(f"boot {index}", 1, 1.0))
+
+    arrivals = until(feed, lambda arrivals: {a.source for a in arrivals} == {0, 1}, publish)
+    feed.close()
+    for one in publishers:
+        one.close()
+    assert {(a.source, a.snapshot.boot_id) for a in arrivals} == {(0, "boot 0"), (1, "boot 1")}
+
+
+def test_what_is_no_snapshot_is_skipped(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with context.socket(zmq.XPUB) as socket_:
+        port = socket_.bind_to_random_port("tcp://127.0.0.1")
+        feed = ZmqFeed([Source("desk", f"tcp://127.0.0.1:{port}")])
+
+        def publish() -> None:
+            socket_.send_multipart([b"starsd.telemetry.1", b"not json"])
+            socket_.send_multipart([b"starsd.telemetry.1"])
+            socket_.send_multipart([b"starsd.telemetry.1", b'{"boot_id":"b","sequence":1,"uptime_s":2}'])
+
+        assert until(feed, bool, publish)[0].snapshot.boot_id == "b"
+        feed.close()
+
+
+class TestLinkIsDown:
+    def test_nothing_listens(self) -> None:
+        feed = ZmqFeed([Source("desk", f"tcp://127.0.0.1:{free_port()}")])
+        until(feed, lambda _: feed.links[0].state is LinkState.SERVER_DOWN)
+        assert feed.probes == 1
+        feed.close()
+
+    def test_no_such_host(self) -> None:
+        public, secret = zmq.curve_keypair()
+        feed = ZmqFeed([Source("desk", "tcp://no-such-host.invalid:7731", WatchKeys(public, secret, public))])
+        until(feed, lambda _: feed.links[0].state is LinkState.NO_ROUTE)
+        feed.close()
+
+    def test_the_service_stops_and_comes_back(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        first = SnapshotPublisher(context, endpoint)
+        feed = ZmqFeed([Source("desk", endpoint)])
+        until(feed, bool, lambda: first.publish(SNAPSHOT))
+        first.close()
+        until(feed, lambda _: feed.links[0].state is LinkState.SERVER_DOWN)
+        second = SnapshotPublisher(context, endpoint)
+        until(feed, bool, lambda: second.publish(SNAPSHOT))
+        assert feed.links[0].state is LinkState.UP
+        feed.close()
+        second.close()
+
+    def test_it_publishes_nothing(self, publisher: SnapshotPublisher) -> None:
+        feed = ZmqFeed([Source("desk", publisher.endpoint)])
+        until(feed, lambda _: feed.links[0].state is LinkState.HUNG)
+        feed.close()
+
+    def test_its_process_is_stopped_while_we_connect(self) -> None:
+        """The kernel accepts, the program never answers: not to be taken for a wrong key."""
+        program = (
+            "import zmq, time\nsocket = zmq.Context().socket(zmq.XPUB)\n"
+            "print(socket.bind_to_random_port('tcp://127.0.0.1'), flush=True)\ntime.sleep(60)"
+        )
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        os.kill(child.pid, signal.SIGSTOP)
+        feed = ZmqFeed([Source("desk", f"tcp://127.0.0.1:{port}")])
+        until(feed, lambda _: feed.links[0].state is LinkState.HUNG)
+        feed.close()
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+class TestKeys:
+    """CURVE with a real authenticator: a service that trusts one watcher."""
+
+    @pytest.fixture
+    def service(
+        self, context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+    ) -> Iterator[tuple[SnapshotPublisher, bytes, WatchKeys]]:
+        public, secret = zmq.curve_keypair()
+        zmq.auth.create_certificates(tmp_path, "watcher")
+        mine_public, mine_secret = zmq.auth.load_certificate(tmp_path / "watcher.key_secret")
+        assert mine_secret is not None
+        authenticator = ThreadAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_curve(domain="monitor", location=str(tmp_path))
+        publisher = SnapshotPublisher(context, "tcp://127.0.0.1:*", secret_key=secret, zap_domain=b"monitor")
+        yield publisher, public, WatchKeys(mine_public, mine_secret, public)
+        publisher.close()
+        authenticator.stop()
+
+    def test_a_trusted_watcher_sees_snapshots(
+        self, service: tuple[SnapshotPublisher, bytes, WatchKeys]
+    ) -> None:
+        publisher, _, keys = service
+        feed = ZmqFeed([Source("desk", publisher.endpoint, keys)])
+        assert until(feed, bool, lambda: publisher.publish(SNAPSHOT))[0].snapshot == SNAPSHOT
+        feed.close()
+
+    def test_an_unknown_key_is_refused_and_named(
+        self, service: tuple[SnapshotPublisher, bytes, WatchKeys]
+    ) -> None:
+        publisher, public, _ = service
+        feed = ZmqFeed([Source("desk", publisher.endpoint, WatchKeys(*zmq.curve_keypair(), public))])
+        arrivals = until(
+            feed, lambda _: feed.links[0].state is LinkState.UNKNOWN_KEY, lambda: publisher.publish(SNAPSHOT)
+        )
+        feed.close()
+        assert arrivals == []
+
+    def test_another_service_at_the_address_is_told_apart(
+        self, service: tuple[SnapshotPublisher, bytes, WatchKeys]
+    ) -> None:
+        publisher, _, keys = service
+        other = WatchKeys(keys.public, keys.secret, zmq.curve_keypair()[0])
+        feed = ZmqFeed([Source("desk", publisher.endpoint, other)])
+        until(feed, lambda _: feed.links[0].state is LinkState.OTHER_SERVICE)
+        feed.close()
+
+    def test_a_watcher_without_keys_gets_nothing(
+        self, service: tuple[SnapshotPublisher, bytes, WatchKeys]
+    ) -> None:
+        publisher, _, _ = service
+        feed = ZmqFeed([Source("desk", publisher.endpoint)])
+        until(feed, lambda _: feed.links[0].state is LinkState.NOT_ENCRYPTED)
+        feed.close()
+
+
+def test_plaintext_off_this_machine_is_refused_on_both_ends(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with pytest.raises(UsageError, match="only encrypted"):
+        SnapshotPublisher(context, "tcp://0.0.0.0:*")
+    with pytest.raises(UsageError, match="encrypted link only"):
+        Source("desk", "tcp://10.0.0.1:7731")
+
+
+def test_a_port_that_is_taken_is_named(
+    context: zmq.Context[zmq.Socket[bytes]], publisher: SnapshotPublisher
+) -> None:
+    with pytest.raises(ResourceError, match=publisher.endpoint):
+        SnapshotPublisher(context, publisher.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "local"),
+    [
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://127.8.0.1:*", True),
+        ("tcp://[::1]:1", True),
+        ("tcp://localhost:1", True),
+        ("ipc:///tmp/x", True),
+        ("inproc://x", True),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://*:1", False),
+        ("tcp://[::]:1", False),
+        ("tcp://192.168.1.2:1", False),
+        ("tcp://localhost.example.com:1", False),
+    ],
+)
+def test_what_counts_as_this_machine(endpoint: str, local: bool) -> None:
+    assert is_local(endpoint) is local
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://desk", "tcp://:1", "tcp://desk:x", "tcp://desk:70000", "tcp://desk:0"]
+)
+def test_an_address_without_host_and_port_is_refused(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="names no host and port"):
+        tcp_address(endpoint)
