@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from starsd_edge.types import BoolArray, FeatureArray, Float32Array, TokenArray
@@ -46,6 +47,7 @@ class SessionRows:
     slot: int
     committed: int = 0
     growth: TreeGrowth | None = None
+    tip: Tensor | None = field(default=None, repr=False)  # [1, H] output of the last committed row
     # The step before: its output, and where this session's rows begin in it.
     output: Tensor | None = field(default=None, repr=False)
     output_start: int = 0
@@ -66,6 +68,8 @@ class SessionRows:
 @dataclass(frozen=True, slots=True)
 class Extend:
     """Append committed rows; with `limits`, the last one is also the root of a new tree.
+
+    Without rows, `limits` asks for a tree on what is held.
 
     tokens    int32 [n] of the target's vocabulary; row i follows the feature of the same row
     features  float16 or float32 [n, F or H]
@@ -125,6 +129,8 @@ class Refused:
 
 Outcome: TypeAlias = Advanced | TreeReady | Refused
 
+NO_TREE = TreeReady(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+
 
 @dataclass(frozen=True, slots=True)
 class _Block:
@@ -154,7 +160,8 @@ class Engine:
         """Keep the first `committed` rows of a session and no tree."""
         session.drop_tree()
         self.kv.truncate(session.slot, committed)
-        session.committed = committed
+        if committed != session.committed:
+            session.committed, session.tip = committed, None
 
     @torch.inference_mode()
     def step(self, items: list[WorkItem]) -> list[Outcome]:
@@ -164,9 +171,12 @@ class Engine:
         """
         outcomes: list[Outcome] = [Advanced()] * len(items)
         blocks = self._admit(items, outcomes)
-        if blocks:
-            output = self._forward(blocks)
-            self._collect(blocks, output, outcomes)
+        running = [block for block in blocks if block.end > block.start]
+        output = self._forward(running) if running else None
+        for block in running:
+            assert output is not None
+            self._remember(block, output)
+        self._collect(blocks, output, outcomes)
         return outcomes
 
     def _admit(self, items: list[WorkItem], outcomes: list[Outcome]) -> list[_Block]:
@@ -189,7 +199,7 @@ class Engine:
         if isinstance(item, Grow):
             return None
         n, config = len(item.tokens), self._head.config
-        if item.features.ndim != 2 or len(item.features) != n or n == 0:
+        if item.features.ndim != 2 or len(item.features) != n:
             return f"{n} tokens came with {len(item.features)} feature rows"
         if item.features.shape[1] not in (config.feature_size, config.hidden_size):
             return f"feature rows are {item.features.shape[1]} wide, not {config.feature_size}"
@@ -197,6 +207,8 @@ class Engine:
             return f"rows start at {item.start}; the session holds {item.session.committed}"
         if item.start + n > self.kv.max_len:
             return f"{item.start + n} rows exceed the session's limit of {self.kv.max_len}"
+        if n == 0:
+            return None
         if item.tokens.min() < 0 or item.tokens.max() >= config.vocab_size:
             return f"a token id is outside the vocabulary of {config.vocab_size}"
         if not np.isfinite(item.features).all():
@@ -230,25 +242,17 @@ class Engine:
         run: list[_Block] = []  # neighbours whose parents lie in one tensor: gathered at once
         for block in blocks:
             if isinstance(block.item, Extend):
-                parts.extend(self._gather(run))
+                parts.extend(_parents(run))
                 run = []
-                features = torch.from_numpy(np.ascontiguousarray(block.item.features))
+                features = torch.from_numpy(block.item.features.astype(np.float32))
                 parts.append(self._head.project(features.to(self._head.device, self._head.dtype)))
                 continue
             if run and run[0].item.session.output is not block.item.session.output:
-                parts.extend(self._gather(run))
+                parts.extend(_parents(run))
                 run = []
             run.append(block)
-        parts.extend(self._gather(run))
+        parts.extend(_parents(run))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _gather(self, run: list[_Block]) -> list[Tensor]:
-        if not run:
-            return []
-        output = run[0].item.session.output
-        assert output is not None
-        rows = [b.item.session.beams.parents + b.item.session.output_start for b in run]
-        return [output.index_select(0, torch.from_numpy(np.concatenate(rows)).to(output.device))]
 
     def _attend(self, blocks: list[_Block], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Every session's rows against its own slot: q [n, heads, D], k and v [n, kv_heads, D]."""
@@ -295,24 +299,23 @@ class Engine:
         session.ancestors = grown
         return grown[before:]
 
-    def _collect(self, blocks: list[_Block], output: Tensor, outcomes: list[Outcome]) -> None:
-        """Score the rows that offer children, grow the trees, commit the rows of the others."""
+    def _collect(self, blocks: list[_Block], output: Tensor | None, outcomes: list[Outcome]) -> None:
+        """Score the rows that offer children and grow the trees."""
         wanting = [b for b in blocks if isinstance(b.item, Grow) or b.item.limits is not None]
-        for block in blocks:
-            self._remember(block, output)
+        for block in [b for b in wanting if isinstance(b.item, Extend) and b.item.session.tip is None]:
+            # A tree is wanted on a row whose output is gone: the root has to do until rows come.
+            outcomes[block.index] = NO_TREE
+            wanting.remove(block)
         if not wanting:
             return
-        rows = np.concatenate(
-            [np.arange(b.start if isinstance(b.item, Grow) else b.end - 1, b.end) for b in wanting]
-        )
-        chosen = output.index_select(0, torch.from_numpy(rows).to(output.device))
+        chosen = self._scored_rows(wanting, output)
         top_k = max(self._limits(b.item).top_k for b in wanting)
         best, ids = candidates(self._head.logits(chosen), top_k)
         log_probs, tokens = best.cpu().numpy(), ids.cpu().numpy()
         finite = np.isfinite(log_probs).all(axis=1)
         row = 0
         for block in wanting:
-            count = block.end - block.start if isinstance(block.item, Grow) else 1
+            count = block.item.num_rows if isinstance(block.item, Grow) else 1
             own = slice(row, row + count)
             row += count
             if not finite[own].all():
@@ -322,17 +325,39 @@ class Engine:
             k = self._limits(block.item).top_k
             outcomes[block.index] = self._advance(block.item, log_probs[own, :k], tokens[own, :k])
 
-    def _remember(self, block: _Block, output: Tensor) -> None:
-        session = block.item.session
-        if isinstance(block.item, Grow):
-            session.output, session.output_start = output, block.start
-            session.last_rows = block.end - block.start
-            return
-        session.committed = self.kv.length(session.slot)
-        if block.item.limits is not None:
-            session.output, session.output_start = output, block.end - 1
-            session.last_rows = 1
+    def _scored_rows(self, wanting: list[_Block], output: Tensor | None) -> Tensor:
+        """[m, H]: every beam, and the last committed row of those that begin a tree; begins those trees."""
+        parts: list[Tensor] = []
+        rows: list[NDArray[np.int64]] = []  # of `output`, gathered at once
+        for block in wanting:
+            if isinstance(block.item, Grow):
+                rows.append(np.arange(block.start, block.end))
+                continue
+            session = block.item.session
+            assert block.item.limits is not None
+            assert session.tip is not None
             session.growth = TreeGrowth(block.item.limits)
+            if block.end > block.start:
+                rows.append(np.arange(block.end - 1, block.end))
+                continue
+            session.output, session.output_start, session.last_rows = session.tip, 0, 1
+            parts.extend(_gather(output, rows))
+            rows = []
+            parts.append(session.tip)
+        parts.extend(_gather(output, rows))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _remember(self, block: _Block, output: Tensor) -> None:
+        """Where the session finds its rows of this step; committed ones count from now on."""
+        session = block.item.session
+        session.output = output
+        if isinstance(block.item, Grow):
+            session.output_start, session.last_rows = block.start, block.end - block.start
+            return
+        session.output_start, session.last_rows = block.end - 1, 1
+        session.committed = self.kv.length(session.slot)
+        # A copy: a view would keep the whole step's output alive while the session idles.
+        session.tip = output[block.end - 1 : block.end].clone()
 
     def _undo(self, item: WorkItem) -> None:
         """Rows that led to NaN are no rows: forget them."""
@@ -353,5 +378,20 @@ class Engine:
         if beams is not None and self.kv.length(session.slot) + len(beams) <= self.kv.max_len:
             return Advanced()
         tree = growth.finish()
-        self.rewind(session, session.committed)
+        self.rewind(session, session.committed)  # drops the tree's rows
         return TreeReady(self._to_target[tree.tokens], tree.parents, np.exp(tree.scores))
+
+
+def _gather(output: Tensor | None, rows: list[NDArray[np.int64]]) -> list[Tensor]:
+    if not rows:
+        return []
+    assert output is not None
+    return [output.index_select(0, torch.from_numpy(np.concatenate(rows)).to(output.device))]
+
+
+def _parents(run: list[_Block]) -> list[Tensor]:
+    """Outputs of the parents of the beams in `run`, whose sessions were in the same step before."""
+    if not run:
+        return []
+    sessions = [block.item.session for block in run]
+    return _gather(sessions[0].output, [s.beams.parents + s.output_start for s in sessions])

@@ -13,9 +13,10 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from starsd_edge.errors import LocalProtocolError
+from starsd_edge.protocol.session_table import SessionKey
 from starsd_server.slots import Slots
 
 __all__ = [
@@ -36,7 +37,6 @@ __all__ = [
     "RefuseReason",
     "RunStep",
     "Scheduler",
-    "SessionKey",
     "StepEnded",
     "Tick",
     "Turn",
@@ -68,13 +68,6 @@ class RefuseReason(enum.Enum):
 class EvictReason(enum.Enum):
     ROOM = "room"  # another session needed the slot
     IDLE = "idle"  # its lease ran out
-
-
-class SessionKey(NamedTuple):
-    """A session belongs to an authenticated device: no device can name another's."""
-
-    device: str
-    session: int
 
 
 @dataclass(frozen=True, slots=True)

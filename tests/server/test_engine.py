@@ -201,3 +201,24 @@ def test_the_kv_budget_is_exactly_slots_times_rows() -> None:
     row = engine.kv.row_bytes(head.config, head.dtype)
     assert row == 2 * 2 * 16 * 4
     assert engine.kv.num_bytes == 64 * 2048 * row
+
+
+def test_a_tree_on_rows_that_are_held_needs_no_row() -> None:
+    """An edge that reconnects asks for a tree on what the service holds: the same tree again."""
+    engine = engine_of(HeadKind.EAGLE1)
+    script = Script.random(7, HeadKind.EAGLE1)
+    session = SessionRows(0)
+    flat = GrowthLimits(6, 5, 0)
+    none = np.empty(0, np.int32), np.empty((0, HIDDEN), np.float16)
+    (first,) = engine.step([Extend(session, script.tokens[:9], script.features[:9], 0, flat)])
+    other = SessionRows(1)
+    again, _ = engine.step(
+        [Extend(session, *none, 9, flat), Extend(other, script.tokens[:3], script.features[:3], 0)]
+    )
+    assert isinstance(first, TreeReady)
+    assert isinstance(again, TreeReady)
+    assert first.tokens.tolist() == again.tokens.tolist()
+    assert first.probabilities.tobytes() == again.probabilities.tobytes()
+    (cut_back,) = engine.step([Extend(session, *none, 5, flat)])
+    assert isinstance(cut_back, TreeReady)
+    assert len(cut_back.tokens) == 0

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starsd_edge.errors import LocalProtocolError
+from starsd_edge.protocol.session_table import SessionKey
 from starsd_server.scheduler import (
     Action,
     Admit,
@@ -25,7 +26,6 @@ from starsd_server.scheduler import (
     RefuseReason,
     RunStep,
     Scheduler,
-    SessionKey,
     StepEnded,
     Tick,
     Turn,
