@@ -1,0 +1,1 @@
+"""`starsd demo`: plain against StarSD decoding on real prompts, in real processes."""

@@ -1,0 +1,136 @@
+"""What the demo measured, as figures, a table and JSON. Pure.
+
+Tokens are counted alike on both sides: every committed token after the first one, nothing past the stop
+token; seconds run from the first token to the last.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+__all__ = ["Answer", "Comparison", "Summary", "as_json", "as_table", "summarise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of one target, and what it took.
+
+    tokens          committed tokens, stop token included
+    decode_s        from the first token to the last
+    rounds          rounds of that time, plain ones included
+    uplink_bytes, downlink_bytes   on the link, prompt included; 0 when plain
+    prompt_bytes    of the uplink, what the prompt's rows took
+    """
+
+    tokens: list[int]
+    decode_s: float
+    rounds: int
+    accepted: int
+    verified_rounds: int
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    prompt_bytes: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return (len(self.tokens) - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same prompt decoded plainly and with StarSD, one after the other in one process."""
+
+    prompt: str
+    plain: Answer
+    starsd: Answer
+
+    @property
+    def identical(self) -> bool:
+        return self.plain.tokens == self.starsd.tokens
+
+    @property
+    def ratio(self) -> float:
+        plain = self.plain.tokens_per_s
+        return self.starsd.tokens_per_s / plain if plain > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Medians over the prompts; ratio is the median of the prompts' own ratios."""
+
+    profile: str
+    prompts: int
+    identical: int
+    plain_tokens_per_s: float
+    starsd_tokens_per_s: float
+    ratio: float
+    acceptance_length: float
+    uplink_bytes_per_round: float
+    downlink_bytes_per_round: float
+
+
+def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
+    """Answers of a single token say nothing of speed and count for equality only."""
+    timed = [c for c in comparisons if len(c.plain.tokens) > 1] or list(comparisons)
+    starsd = [c.starsd for c in comparisons]
+    rounds = sum(answer.rounds for answer in starsd)
+    verified = sum(answer.verified_rounds for answer in starsd)
+    return Summary(
+        profile=profile,
+        prompts=len(comparisons),
+        identical=sum(c.identical for c in comparisons),
+        plain_tokens_per_s=statistics.median(c.plain.tokens_per_s for c in timed),
+        starsd_tokens_per_s=statistics.median(c.starsd.tokens_per_s for c in timed),
+        ratio=statistics.median(c.ratio for c in timed),
+        acceptance_length=1 + sum(answer.accepted for answer in starsd) / verified if verified else 1.0,
+        uplink_bytes_per_round=sum(a.uplink_bytes - a.prompt_bytes for a in starsd) / max(rounds, 1),
+        downlink_bytes_per_round=sum(a.downlink_bytes for a in starsd) / max(rounds, 1),
+    )
+
+
+def as_json(summary: Summary, machine: dict[str, object]) -> dict[str, object]:
+    """The keys that scripts read."""
+    return {
+        "plain_tokens_per_s": round(summary.plain_tokens_per_s, 3),
+        "starsd_tokens_per_s": round(summary.starsd_tokens_per_s, 3),
+        "ratio": round(summary.ratio, 4),
+        "acceptance_length": round(summary.acceptance_length, 4),
+        "prompts": summary.prompts,
+        "identical": summary.identical,
+        "uplink_bytes_per_round": round(summary.uplink_bytes_per_round, 1),
+        "downlink_bytes_per_round": round(summary.downlink_bytes_per_round, 1),
+        "profile": summary.profile,
+        "machine": machine,
+    }
+
+
+def as_table(summaries: Sequence[Summary]) -> Table:
+    """One row a profile."""
+    table = Table(title="plain against StarSD (medians over the prompts)", title_justify="left")
+    table.add_column("timing of")
+    for name in (
+        "plain tok/s",
+        "StarSD tok/s",
+        "ratio",
+        "acceptance",
+        "up B/round",
+        "down B/round",
+        "identical",
+    ):
+        table.add_column(name, justify="right")
+    for s in summaries:
+        table.add_row(
+            s.profile,
+            f"{s.plain_tokens_per_s:.1f}",
+            f"{s.starsd_tokens_per_s:.1f}",
+            f"{s.ratio:.2f}x",
+            f"{s.acceptance_length:.2f}",
+            f"{s.uplink_bytes_per_round:.0f}",
+            f"{s.downlink_bytes_per_round:.0f}",
+            f"{s.identical}/{s.prompts}",
+        )
+    return table

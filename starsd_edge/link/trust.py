@@ -1,0 +1,104 @@
+"""Whom a service lets in: a directory with one file per device.
+
+A file is a device's public key and name. Adding, replacing and removing files is all there is to it, by this
+module or by hand; changes are seen at the next look. A file that cannot be read lets nobody in.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from starsd_edge.errors import ConfigError, UsageError
+from starsd_edge.link.keys import PublicKey, check_name, public_of, read_record, write_public
+
+__all__ = ["TrustStore"]
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".pub"
+
+
+class TrustStore:
+    """Devices by name and by key. `refresh` sees changes of the directory; it costs a stat per device."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._devices: dict[str, PublicKey] = {}
+        self._names: dict[str, str] = {}  # public key -> device name
+        self.refresh()
+
+    def device_of(self, public: str) -> str | None:
+        """The device that holds the secret of `public`, or None: a stranger, or revoked."""
+        return self._names.get(public)
+
+    def devices(self) -> list[PublicKey]:
+        """All that are trusted, by name."""
+        return [self._devices[name] for name in sorted(self._devices)]
+
+    def refresh(self) -> bool:
+        """Read what changed; True when somebody was added, replaced or removed."""
+        try:
+            # Inode and ctime too: a file put in place within the clock's resolution still is another one.
+            seen = {
+                path.name: (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                for path in self.folder.glob("*" + SUFFIX)
+                if (stat := path.stat())
+            }
+        except OSError as error:
+            log.warning("%s: %s; nobody is let in", self.folder, error.strerror)
+            seen = {}
+        if seen == self._seen:
+            return False
+        self._devices = {}
+        for name in sorted(seen):
+            self._read(self.folder / name)
+        self._seen = seen
+        self._names = {key.public: key.name for key in self._devices.values()}
+        self._names |= {key.previous: key.name for key in self._devices.values() if key.previous}
+        return True
+
+    def _read(self, path: Path) -> None:
+        try:
+            key = public_of(read_record(path), path)
+        except ConfigError as error:
+            log.warning("%s; this device is not let in", error)
+            return
+        if key.name != path.name.removesuffix(SUFFIX):
+            log.warning("%s: is for a device named '%s'; it is not let in", path, key.name)
+            return
+        self._devices[key.name] = key
+
+    def trust(self, key: PublicKey, *, replace_other: bool = False, keep_previous: bool = False) -> None:
+        """Let `key` in under its name. Raises UsageError when the name or the key is taken."""
+        self.refresh()
+        known = self._devices.get(key.name)
+        other = self._names.get(key.public)
+        if other not in (None, key.name):
+            raise UsageError(f"this key is already trusted, as '{other}'")
+        if known is not None and known.public != key.public and not replace_other:
+            raise UsageError(
+                f"'{key.name}' is already trusted with another key ({known.fingerprint}); "
+                f"--replace puts this one in its place"
+            )
+        if keep_previous and known is not None and known.public != key.public:
+            key = replace(key, previous=known.public)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        write_public(self.folder / (key.name + SUFFIX), key)
+        self.refresh()
+
+    def revoke(self, name_or_fingerprint: str) -> PublicKey:
+        """Let a device in no more; its live connections end with the service's next look.
+
+        Raises UsageError when there is no such device.
+        """
+        self.refresh()
+        for key in self.devices():
+            if name_or_fingerprint in (key.name, key.fingerprint):
+                (self.folder / (check_name(key.name) + SUFFIX)).unlink(missing_ok=True)
+                self.refresh()
+                return key
+        known = ", ".join(key.name for key in self.devices()) or "nobody"
+        raise UsageError(f"no device '{name_or_fingerprint}' is trusted; trusted: {known}")

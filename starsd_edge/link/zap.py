@@ -1,0 +1,145 @@
+"""Who is let in: the ZAP handler (ZeroMQ RFC 27) of the service's context.
+
+A handshake is answered by asking a function for the device that holds the public key. Whatever goes wrong
+answers "no" and the handler lives on: one that has died leaves every later device waiting for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from starsd_edge.errors import AuthenticationError, LinkError
+from starsd_edge.link.keys import KeyPair, fingerprint
+from starsd_edge.link.sockets import ZAP_DOMAIN, EdgeKeys, SyncSocket, edge_socket
+
+__all__ = ["Authenticator", "Knock", "check_stranger_is_refused"]
+
+log = logging.getLogger(__name__)
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by the RFC: one handler per context
+ZAP_VERSION = b"1.0"
+ZAP_REQUEST_FRAMES = 7  # version, request id, domain, address, routing id, mechanism, one credential
+POLL_MS = 200
+JOIN_S = 2.0
+SELF_TEST_MS = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Somebody who asked to come in."""
+
+    public: str  # Z85, or "" when no CURVE key came
+    address: str
+    device: str | None  # None: not let in
+    reason: str
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.public) if self.public else ""
+
+
+class Authenticator:
+    """Answers ZAP requests on a thread of its own. Start it before the socket is bound.
+
+    `device_of` gives the device of a Z85 key or None, and is called on that thread. `on_knock` hears of every
+    decision. Both may raise: that is logged and refuses the peer.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[SyncSocket],
+        device_of: Callable[[str], str | None],
+        on_knock: Callable[[Knock], None] = lambda knock: None,
+    ) -> None:
+        self._device_of = device_of
+        self._on_knock = on_knock
+        self._stop = threading.Event()
+        self._socket = context.socket(zmq.REP)
+        self._socket.linger = 0
+        self._socket.bind(ZAP_ADDRESS)
+        self._thread = threading.Thread(target=self._run, name="starsd-zap", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def alive(self) -> bool:
+        """For the watchdog of whoever runs it."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if self._socket.poll(POLL_MS):
+                    self._serve(self._socket.recv_multipart())
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            self._socket.close(0)
+
+    def _serve(self, request: list[bytes]) -> None:
+        """One request, one reply, whatever happens in between."""
+        request_id = request[1] if len(request) > 1 else b""
+        try:
+            knock = self._decide(request)
+            self._on_knock(knock)
+        except Exception:
+            log.exception("a peer is refused because deciding on it failed")
+            knock = Knock("", "", None, "internal error")
+        if knock.device is None:
+            reply = [ZAP_VERSION, request_id, b"400", knock.reason.encode("ascii", "replace"), b"", b""]
+        else:
+            reply = [ZAP_VERSION, request_id, b"200", b"OK", knock.public.encode(), b""]
+        self._socket.send_multipart(reply)
+
+    def _decide(self, request: list[bytes]) -> Knock:
+        if len(request) != ZAP_REQUEST_FRAMES:
+            return Knock("", "", None, "no CURVE key")
+        version, _, domain, address, _, mechanism, credential = request
+        where = address.decode("ascii", "replace")
+        if (version, domain, mechanism) != (ZAP_VERSION, ZAP_DOMAIN, b"CURVE") or len(credential) != 32:
+            return Knock("", where, None, "no CURVE key")
+        public = z85.encode(credential).decode()
+        device = self._device_of(public)
+        return Knock(public, where, device, "" if device else "unknown key")
+
+
+def check_stranger_is_refused(
+    context: zmq.Context[SyncSocket], service: SyncSocket, server_public: str
+) -> None:
+    """Knock with a key nobody knows, before the service opens: `service` is bound to a passing loopback port.
+
+    Raises AuthenticationError when the stranger gets in, LinkError when the handshake does not end at all.
+    """
+    port = service.bind_to_random_port("tcp://127.0.0.1")
+    endpoint = f"tcp://127.0.0.1:{port}"
+    stranger = edge_socket(context, EdgeKeys(KeyPair.generate("stranger"), server_public))
+    stranger.reconnect_ivl = -1
+    monitor = stranger.get_monitor_socket(
+        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    )
+    try:
+        stranger.connect(endpoint)
+        event = recv_monitor_message(monitor)["event"] if monitor.poll(SELF_TEST_MS) else None
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            raise AuthenticationError(
+                "the self-test of the draft service failed: a stranger's key was accepted; it does not open"
+            )
+        if event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise LinkError("the self-test of the draft service failed: nobody decides who is let in (ZAP)")
+    finally:
+        stranger.disable_monitor()
+        monitor.close(0)
+        stranger.close(0)
+        service.unbind(endpoint)

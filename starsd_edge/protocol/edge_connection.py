@@ -1,0 +1,572 @@
+"""The edge's side of its session, without sockets or clock.
+
+Whoever owns the socket calls `receive`, `tick`, `connected`, `lost` and `denied`, sends what `take_frames`
+gives and obeys the events that come back. The decode loop calls `start`, `update` and `rollback`. Nothing
+here waits, and decoding goes on in every state.
+
+One tree at a time: rows committed while an UPDATE is under way wait for its DRAFT and leave together. A tree
+that is still of use holds the next UPDATE back until the loop has verified it; a useless one does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from starsd_edge.decoding.roles import DrafterState, RoundHints
+from starsd_edge.decoding.roles import Update as CommittedRows
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
+from starsd_edge.protocol.breaker import Breaker
+from starsd_edge.protocol.codec import Buffer, Frames, decode, encode
+from starsd_edge.protocol.draft_tree import followed_tree
+from starsd_edge.protocol.features import FeatureDtype
+from starsd_edge.protocol.greeting import HelloBody, WelcomeBody
+from starsd_edge.protocol.history import History
+from starsd_edge.protocol.limits import DEFAULT_TIMING, MAX_NODES, EdgeTiming
+from starsd_edge.protocol.link_times import LinkTimes
+from starsd_edge.protocol.messages import (
+    Busy,
+    Close,
+    Draft,
+    Error,
+    ErrorCode,
+    GoAway,
+    Head,
+    Hello,
+    Hints,
+    Message,
+    MessageKind,
+    NeedPrefill,
+    Ping,
+    Pong,
+    PrefillAck,
+    Report,
+    Welcome,
+)
+from starsd_edge.protocol.states import EdgeEvent, EdgeState, next_edge_state
+from starsd_edge.protocol.telemetry import EdgeReport
+from starsd_edge.protocol.uplink import Request, Uplink
+
+__all__ = ["Connect", "Counters", "Disconnect", "EdgeConnection", "LinkEvent", "TreeArrived"]
+
+MAX_HISTORY_BYTES = 256 * 1024 * 1024  # 32k tokens of a 7B model in fp16
+CONNECT_PATIENCE_S = 6.0  # two TCP connection attempts and the security handshake
+MAX_RESENDS_IN_A_ROW = (
+    8  # a service that forgets what it was just given is broken, and asking on costs bandwidth
+)
+LONGEST_PAUSE_S = 60.0  # whatever BUSY says
+# A round trip with more than this on the line says more of the bandwidth than of the waiting.
+LARGEST_TIMED_BYTES = 96 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Make a new socket and connect it, then say `connected`, `lost` or `denied`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Throw the socket away; nothing more is sent on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeArrived:
+    """A tree on a prefix that is still ours. Part of it may have been committed meanwhile."""
+
+    tree: DraftTree
+    round_trip_s: float
+    dwell_s: float
+
+
+LinkEvent: TypeAlias = Connect | Disconnect | TreeArrived
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start of the process."""
+
+    rounds: int = 0  # UPDATEs sent
+    trees: int = 0  # trees of use
+    stale_trees: int = 0  # came too late to be followed, twice, or for another prefix
+    misses: int = 0  # answers that did not come in time
+    outages: int = 0
+    prefilled_rows: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    violations: int = 0  # messages of the service that the protocol does not allow
+
+
+class EdgeConnection:
+    """One session with one draft service. All times are monotonic seconds, given by the caller."""
+
+    def __init__(
+        self,
+        session: int,
+        hello: HelloBody,
+        jitter: Callable[[], float],
+        *,
+        timing: EdgeTiming = DEFAULT_TIMING,
+        max_history_bytes: int = MAX_HISTORY_BYTES,
+    ) -> None:
+        dtype = FeatureDtype[hello.dtypes[0].upper()]
+        self.state = EdgeState.DOWN
+        self.reason = "not connected yet"
+        self.times = LinkTimes()
+        self.counters = Counters()
+        self.last_outage = ""
+        self.welcome: WelcomeBody | None = None
+        self._session = session
+        self._hello = hello
+        self._timing = timing
+        self._breaker = Breaker(timing, jitter)
+        history = History(hello.identity.feature_size, dtype, max_history_bytes)
+        self._uplink = Uplink(session, history)
+        self._hints = Hints()
+        self._outbox: list[Frames] = []
+        self._wants_tree = False
+        self._holds_tree = False  # a tree of use is with the decode loop
+        self._blocked = ""  # why this context is not drafted for, whatever the link does
+        self._due_s = 0.0  # probe, greeting deadline or end of pause, by state
+        self._heard_s = 0.0
+        self._ping: Ping | None = None
+        self._ping_sent_s = 0.0
+        self._ping_nonce = 0
+        self._leaves_at_s: float | None = None  # GOAWAY's deadline
+        self._resends = 0
+
+    # ------------------------------------------------------------------------- from the decode loop
+
+    def start(self, first_token: int, now_s: float) -> None:
+        """A new context whose position 0 holds `first_token`."""
+        self._restart()
+        self._uplink.open_context(first_token)
+        self._wants_tree = self._holds_tree = False
+        self._blocked = ""
+
+    def update(self, rows: CommittedRows, now_s: float) -> None:
+        """Rows were committed; a tree on top of them is wanted.
+
+        Raises LocalProtocolError when they do not join the context.
+        """
+        history = self._uplink.history
+        self._hints = self._wire_hints(rows.hints)
+        if self._blocked:
+            return
+        if rows.start + 1 > history.committed_len:
+            raise LocalProtocolError(
+                f"rows from position {rows.start} on a context of {history.committed_len} tokens"
+            )
+        if rows.start + 1 < history.committed_len:
+            self.rollback(rows.start + 1, now_s)
+        self._holds_tree = False
+        self._wants_tree = True
+        try:
+            history.extend(rows.tokens, rows.features)
+        except (ValueError, OverflowError) as error:
+            self._block(str(error))
+        self._pump(now_s)
+
+    def rollback(self, committed_len: int, now_s: float) -> None:
+        """The context was cut back; the next rows replace what the service has beyond."""
+        if committed_len < 1:
+            raise LocalProtocolError("a context keeps at least its first token")
+        self._restart()
+        if committed_len <= self._uplink.history.committed_len:
+            self._blocked = ""  # what could not be kept is gone
+        self._uplink.history.cut(committed_len)
+        self._uplink.rewind(committed_len)
+        self._wants_tree = self._holds_tree = False
+
+    def report(self, body: EdgeReport) -> None:
+        """Tell the service how the device is doing; dropped while there is no link."""
+        if self.state in LINKED:
+            self._send(encode(Report(self._stamp(), body)))
+
+    def close(self, now_s: float) -> list[LinkEvent]:
+        """Say goodbye. The last frames should still be sent before the socket is thrown away."""
+        if self.state in LINKED:
+            self._send(encode(Close(self._stamp())))
+        self._enter(EdgeEvent.CLOSE)
+        self.reason = "closed"
+        return [Disconnect()]
+
+    def drafter_state(self) -> DrafterState:
+        """What the policy and the status line may know."""
+        reason = self._why_not_ready()
+        return DrafterState(not reason, self.times.expected_s, reason)
+
+    def _why_not_ready(self) -> str:
+        if self._blocked:
+            return self._blocked
+        if self.state not in (EdgeState.IDLE, EdgeState.FILLING, EdgeState.DRAFTING):
+            return self.reason
+        if self._breaker.misses:
+            return "the draft service is late"
+        total = self._uplink.history.committed_len
+        filling = any(request.kind is not MessageKind.UPDATE for request in self._uplink.in_flight)
+        if self.state is EdgeState.FILLING or (filling and self._uplink.acked_len > 1):
+            return f"giving the service the context ({100 * self._uplink.acked_len // max(total, 1)} %)"
+        if self._leaves_at_s is not None and self._uplink.sent_len == 0:
+            return LEAVING
+        return ""
+
+    # -------------------------------------------------------------------------------- from the socket
+
+    def connected(self, now_s: float) -> list[LinkEvent]:
+        """The security handshake is done."""
+        if self.state is not EdgeState.CONNECTING:
+            return []
+        self._enter(EdgeEvent.CONNECTED)
+        self._send_hello(now_s)
+        return []
+
+    def lost(self, reason: str, now_s: float) -> list[LinkEvent]:
+        """The connection broke or could not be made, or a send failed. A probe follows by itself."""
+        if self.state in (EdgeState.DOWN, EdgeState.REFUSED, EdgeState.CLOSED):
+            return []
+        self._leave(EdgeEvent.LOST, reason)
+        self._due_s = self._breaker.probe_at(now_s)
+        return [Disconnect()]
+
+    def denied(self, reason: str, now_s: float) -> list[LinkEvent]:
+        """The security handshake was refused, or the ends do not fit: probed again, but rarely."""
+        if self.state in (EdgeState.REFUSED, EdgeState.CLOSED):
+            return []
+        self._leave(EdgeEvent.DENIED, reason)
+        self._due_s = self._breaker.refused_until(now_s)
+        return [Disconnect()]
+
+    def take_frames(self) -> list[Frames]:
+        """What is to be sent now, in order."""
+        frames, self._outbox = self._outbox, []
+        return frames
+
+    def receive(self, frames: Sequence[Buffer], now_s: float) -> list[LinkEvent]:
+        """A message arrived. Never raises for what a service may send: violations are counted and dropped."""
+        self.counters.bytes_down += sum(map(len, frames))
+        if self.state not in LINKED:
+            return []
+        try:
+            return self._handle(decode(frames), now_s)
+        except RemoteProtocolError as error:
+            self.counters.violations += 1
+            self.reason = f"the service broke the protocol: {error}"
+            return []
+
+    def _handle(self, message: Message, now_s: float) -> list[LinkEvent]:
+        head = message.head
+        if head.session != self._session and not (isinstance(message, Error) and head.session == 0):
+            return []
+        self._heard_s = now_s
+        self._breaker.worked()
+        match message:
+            case Welcome():
+                return self._receive_welcome(message, now_s)
+            case Draft():
+                return self._receive_draft(message, now_s)
+            case PrefillAck():
+                return self._receive_ack(message, now_s)
+            case NeedPrefill():
+                return self._receive_need_prefill(message, now_s)
+            case Busy():
+                return self._receive_busy(message, now_s)
+            case Pong():
+                return self._receive_pong(message, now_s)
+            case GoAway():
+                self._leaves_at_s = now_s + message.remaining_ms / 1e3
+                return []
+            case Error():
+                return self._receive_error(message, now_s)
+        raise RemoteProtocolError(f"{type(message).__name__} is not for an edge")
+
+    def _receive_welcome(self, message: Welcome, now_s: float) -> list[LinkEvent]:
+        if self.state is not EdgeState.GREETING:
+            return []
+        body = message.body
+        if body.digest != self._hello.digest:
+            return self.denied(f"draft head '{body.head}' is for another target", now_s)
+        if body.dtype not in self._hello.dtypes:
+            raise RemoteProtocolError(f"feature dtype {body.dtype} was not offered")
+        self._enter(EdgeEvent.WELCOMED)
+        self.welcome = body
+        self.reason = ""
+        self._leaves_at_s = None
+        history = self._uplink.history
+        try:
+            history.recode(FeatureDtype[body.dtype.upper()])
+        except ValueError as error:
+            self._block(str(error))
+        self._uplink.resume(message.head)
+        # What was committed while the link was away is given in the background.
+        self._wants_tree, self._holds_tree = history.committed_len > 1, False
+        self._pump(now_s)
+        return []
+
+    def _receive_draft(self, message: Draft, now_s: float) -> list[LinkEvent]:
+        request = self._settle(message.head, MessageKind.UPDATE)
+        dwell_s = (message.queue_us + message.draft_us) / 1e6
+        round_trip_s = 0.0
+        if request is not None:
+            round_trip_s = now_s - request.sent_s
+            self._note_time(request, round_trip_s, dwell_s)
+            self._resends = 0
+            self._enter(EdgeEvent.DRAFTED)
+        tree = None
+        if message.head.epoch == self._uplink.epoch:
+            tree = followed_tree(message, self._uplink.history, self._hello.identity.vocab_size)
+        if tree is None:
+            self.counters.stale_trees += bool(len(message.tokens))
+            self._pump(now_s)
+            return []
+        self.counters.trees += 1
+        self._holds_tree = True
+        return [TreeArrived(tree, round_trip_s, dwell_s)]
+
+    def _receive_ack(self, message: PrefillAck, now_s: float) -> list[LinkEvent]:
+        request = self._settle(message.head, MessageKind.OPEN, MessageKind.PREFILL)
+        if request is not None:
+            if request.kind is MessageKind.PREFILL:
+                self._resends = 0
+            if self.state is EdgeState.FILLING and not self._uplink.in_flight:
+                self._enter(EdgeEvent.FILLED)
+            self._pump(now_s)
+        return []
+
+    def _receive_need_prefill(self, message: NeedPrefill, now_s: float) -> list[LinkEvent]:
+        head = message.head
+        if self.state is EdgeState.GREETING:
+            return []
+        if head.boot_id != self._uplink.boot_id:
+            self._greet_again(now_s)
+            return []
+        if head.epoch != self._uplink.epoch or self._uplink.find(head.round_id) is None:
+            return []
+        self._resends += 1
+        if self._resends > MAX_RESENDS_IN_A_ROW:
+            self._resends = 0
+            return self.lost("the draft service keeps forgetting this session", now_s)
+        self._restart()
+        self._uplink.resume(head)
+        self._wants_tree = True
+        self._pump(now_s)
+        return []
+
+    def _receive_busy(self, message: Busy, now_s: float) -> list[LinkEvent]:
+        head = message.head
+        if self.state is not EdgeState.GREETING and self._uplink.find(head.round_id) is None:
+            return []
+        self._enter(EdgeEvent.TOLD_TO_WAIT)
+        self.reason = message.reason.text
+        self._due_s = now_s + self._breaker.spread(min(message.retry_after_ms / 1e3, LONGEST_PAUSE_S))
+        self._uplink.rewind(head.base_len)
+        self._wants_tree = True
+        return []
+
+    def _receive_pong(self, message: Pong, now_s: float) -> list[LinkEvent]:
+        if self._ping is not None and message.nonce == self._ping.nonce:
+            self.times.note(now_s - self._ping_sent_s, message.queue_us / 1e6, drafted=False)
+            self._ping = None
+            self._breaker.recovered()
+        return []
+
+    def _receive_error(self, message: Error, now_s: float) -> list[LinkEvent]:
+        if message.code.fatal:
+            return self.denied(message.text, now_s)
+        if message.code is ErrorCode.LIMIT:
+            self._restart()
+            self._block(message.text)
+            return []
+        if message.kind == MessageKind.REPORT:
+            return []  # a service without a monitor
+        return self.lost(f"the draft service reports: {message.text}", now_s)
+
+    # -------------------------------------------------------------------------------------- from the clock
+
+    def next_wake_s(self) -> float | None:
+        """When `tick` must be called at the latest; None: not before something else happens."""
+        times = [time for time in (self._deadline_s(), self._leaves_at_s) if time is not None]
+        return min(times, default=None)
+
+    def _deadline_s(self) -> float | None:
+        if self.state is EdgeState.CLOSED:
+            return None
+        if self.state in TIMED:
+            return self._due_s
+        if self._uplink.in_flight:
+            return self._patience_ends_s(self._uplink.in_flight[0])
+        if self._ping is not None:
+            return self._ping_sent_s + self._answer_s()
+        return self._heard_s + self._timing.ping_s
+
+    def _answer_s(self) -> float:
+        return max(self._timing.answer_s, 4 * self.times.expected_s)
+
+    def _patience_ends_s(self, oldest: Request) -> float:
+        # Bytes of all that is under way are in front of the answer on a slow line.
+        small = sum(request.num_bytes for request in self._uplink.in_flight) <= LARGEST_TIMED_BYTES
+        patience_s = self._answer_s() if small else self._timing.chunk_s
+        return max(oldest.sent_s, self._heard_s if not small else 0.0) + patience_s
+
+    def tick(self, now_s: float) -> list[LinkEvent]:
+        """Time has passed."""
+        if self._leaves_at_s is not None and now_s >= self._leaves_at_s:
+            self._leaves_at_s = None
+            return self.lost(LEAVING, now_s)
+        deadline_s = self._deadline_s()
+        if deadline_s is None or now_s < deadline_s:
+            return []
+        match self.state:
+            case EdgeState.DOWN | EdgeState.REFUSED:
+                self._enter(EdgeEvent.CONNECT)
+                self._due_s = now_s + CONNECT_PATIENCE_S
+                return [Connect()]
+            case EdgeState.CONNECTING:
+                return self.lost("no answer at the address of the draft service", now_s)
+            case EdgeState.PAUSED:
+                self._resume(now_s)
+                return []
+            case EdgeState.IDLE if self._ping is None:
+                self._send_ping(now_s)
+                return []
+        return self._miss(now_s)
+
+    def _miss(self, now_s: float) -> list[LinkEvent]:
+        """Something was not answered in time: ask again, or give up."""
+        self.counters.misses += 1
+        if self._breaker.missed():
+            return self.lost("the draft service stopped answering", now_s)
+        if self.state is EdgeState.GREETING:
+            self._send_hello(now_s)
+        elif self.state is EdgeState.DRAFTING:
+            # The same round again: at the service it counts once, however often it comes.
+            for request in self._uplink.in_flight:
+                request.sent_s, request.resent = now_s, True
+                self._send(request.frames)
+        elif self.state is EdgeState.FILLING:
+            self._restart()
+            self._uplink.rewind(self._uplink.acked_len)
+            self._pump(now_s)
+        else:
+            self._send_ping(now_s)
+        return []
+
+    def _resume(self, now_s: float) -> None:
+        """The pause is over."""
+        if self.welcome is None:
+            self._greet_again(now_s)
+        else:
+            self._enter(EdgeEvent.PAUSE_OVER)
+            self.reason = ""
+            self._pump(now_s)
+
+    # ------------------------------------------------------------------------------------------------- out
+
+    def _pump(self, now_s: float) -> None:
+        """Send what the service lacks, if a tree is wanted and none is under way."""
+        if self.state not in (EdgeState.IDLE, EdgeState.FILLING) or self._blocked:
+            return
+        if not self._wants_tree or self._holds_tree or self._uplink.history.committed_len < 2:
+            return
+        assert self.welcome is not None
+        if self._uplink.history.committed_len > self.welcome.max_len:
+            self._block(f"the draft service takes contexts of at most {self.welcome.max_len} tokens")
+            return
+        hints = replace(self._hints, max_nodes=min(self._hints.max_nodes, self.welcome.max_nodes))
+        may_open = self._leaves_at_s is None
+        for request in self._uplink.plan(now_s, self.welcome.chunk_bytes, hints, may_open=may_open):
+            self._send(request.frames)
+            if request.kind is MessageKind.UPDATE:
+                self._enter(EdgeEvent.SEND_UPDATE)
+                self.counters.rounds += 1
+                self._wants_tree = False
+            else:
+                self._enter(EdgeEvent.SEND_ROWS)
+
+    def _send(self, frames: Frames) -> None:
+        self.counters.bytes_up += sum(map(len, frames))
+        self._outbox.append(frames)
+
+    def _send_hello(self, now_s: float) -> None:
+        self._due_s = now_s + self._answer_s()
+        self._send(encode(Hello(self._stamp(), self._hello)))
+
+    def _send_ping(self, now_s: float) -> None:
+        self._ping_nonce += 1
+        self._ping = Ping(self._stamp(), self._ping_nonce)
+        self._ping_sent_s = now_s
+        self._send(encode(self._ping))
+
+    def _stamp(self) -> Head:
+        return Head(self._session, self._uplink.boot_id, self._uplink.epoch)
+
+    def _wire_hints(self, hints: RoundHints) -> Hints:
+        return Hints(
+            max_nodes=min(max(hints.max_nodes, 1), MAX_NODES),
+            num_accepted=hints.num_accepted,
+            verify_nodes=hints.verify_nodes,
+            verify_us=round(hints.verify_s * 1e6),
+            plain_us=round(hints.plain_s * 1e6),
+            wait_us=round(hints.wait_s * 1e6),
+            link_us=round(self.times.last_link_s * 1e6),
+        )
+
+    # ------------------------------------------------------------------------------------------- bookkeeping
+
+    def _settle(self, head: Head, *kinds: MessageKind) -> Request | None:
+        """The request of one of `kinds` that `head` answers; None when it is not under way (any more)."""
+        request = self._uplink.find(head.round_id)
+        if request is None or head.epoch != self._uplink.epoch:
+            return None
+        if request.kind not in kinds:
+            raise RemoteProtocolError(
+                f"the answer to round {head.round_id} is not one to {request.kind.name}"
+            )
+        self._breaker.recovered()
+        return self._uplink.settle(head.round_id)
+
+    def _note_time(self, request: Request, round_trip_s: float, dwell_s: float) -> None:
+        # A reply to a request that was sent twice may answer either (Karn's rule).
+        if not request.resent and request.num_bytes <= LARGEST_TIMED_BYTES:
+            self.times.note(round_trip_s, dwell_s, drafted=True)
+
+    def _enter(self, event: EdgeEvent) -> None:
+        self.state = next_edge_state(self.state, event)
+
+    def _restart(self) -> None:
+        """What is under way no longer counts."""
+        self._uplink.in_flight.clear()
+        if self.state in (EdgeState.FILLING, EdgeState.DRAFTING):
+            self._enter(EdgeEvent.RESTART)
+
+    def _greet_again(self, now_s: float) -> None:
+        self._uplink.in_flight.clear()
+        self.welcome = None
+        self._enter(EdgeEvent.GREET_AGAIN)
+        self._send_hello(now_s)
+
+    def _leave(self, event: EdgeEvent, reason: str) -> None:
+        self._enter(event)
+        self._uplink.in_flight.clear()
+        self._outbox.clear()
+        self._ping = None
+        self._leaves_at_s = None
+        if self.welcome is not None:
+            self.counters.outages += 1
+            self.last_outage = reason
+        self.welcome = None
+        self.reason = reason
+
+    def _block(self, why: str) -> None:
+        self._blocked = f"this context is decoded plainly: {why}"
+
+
+LEAVING = "the draft service is about to stop"
+# States with a usable connection, and states whose deadline is `_due_s`.
+LINKED = frozenset(
+    {EdgeState.GREETING, EdgeState.IDLE, EdgeState.FILLING, EdgeState.DRAFTING, EdgeState.PAUSED}
+)
+TIMED = frozenset(
+    {EdgeState.DOWN, EdgeState.REFUSED, EdgeState.CONNECTING, EdgeState.GREETING, EdgeState.PAUSED}
+)
