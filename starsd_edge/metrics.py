@@ -5,12 +5,13 @@ Cheap enough for every round: a few additions and histogram increments, no sorti
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["Histogram", "RoundKind", "RoundStats", "SessionStats"]
+from starsd_edge.latency import Histogram
+
+__all__ = ["RoundKind", "RoundStats", "SessionStats"]
 
 MAX_DEPTH = 32  # deeper accepted tokens are counted in the last entry
 
@@ -46,46 +47,6 @@ class RoundStats:
     total_s: float
     draft_age_s: float | None = None
     guarded: bool = False
-
-
-class Histogram:
-    """Counts in buckets whose edges grow by a fifth, from 10 microseconds to 1000 seconds.
-
-    A quantile read from it is off by at most 10 %.
-    """
-
-    GROWTH = 1.2
-    LEAST_S = 1e-5
-    NUM_BUCKETS = 102  # 1e-5 * 1.2**101 > 1000 s
-
-    def __init__(self) -> None:
-        self.counts = [0] * self.NUM_BUCKETS
-        self.total_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.total_s += seconds
-        bucket = 0
-        if seconds > self.LEAST_S:
-            bucket = int(math.log(seconds / self.LEAST_S) / math.log(self.GROWTH)) + 1
-        self.counts[min(bucket, self.NUM_BUCKETS - 1)] += 1
-
-    def __len__(self) -> int:
-        return sum(self.counts)
-
-    @property
-    def mean_s(self) -> float:
-        """0 when nothing was added."""
-        return self.total_s / max(len(self), 1)
-
-    def quantile_s(self, q: float) -> float:
-        """The geometric middle of the bucket in which the q-quantile lies; 0 when nothing was added."""
-        wanted = q * len(self)
-        seen = 0
-        for bucket, count in enumerate(self.counts):
-            seen += count
-            if count and seen >= wanted:
-                return float(self.LEAST_S * self.GROWTH ** (bucket - 0.5))
-        return 0.0
 
 
 @dataclass(slots=True)
@@ -184,10 +145,11 @@ class SessionStats:
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
             "waited_s": self.waited_s,
-            "verify_ms": {
-                "p50": self.verify.quantile_s(0.5) * 1e3,
-                "p95": self.verify.quantile_s(0.95) * 1e3,
-            },
-            "plain_ms": {"p50": self.plain.quantile_s(0.5) * 1e3, "p95": self.plain.quantile_s(0.95) * 1e3},
-            "draft_ms": {"p50": self.draft.quantile_s(0.5) * 1e3, "p95": self.draft.quantile_s(0.95) * 1e3},
+            "verify_ms": _quantiles_ms(self.verify),
+            "plain_ms": _quantiles_ms(self.plain),
+            "draft_ms": _quantiles_ms(self.draft),
         }
+
+
+def _quantiles_ms(histogram: Histogram) -> dict[str, float]:
+    return {name: (histogram.quantile(q) or 0.0) * 1e3 for name, q in (("p50", 0.5), ("p95", 0.95))}

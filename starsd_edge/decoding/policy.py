@@ -20,6 +20,7 @@ import numpy as np
 
 from starsd_edge.decoding.acceptance import AcceptanceModel
 from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
 from starsd_edge.types import Float64Array
@@ -89,6 +90,10 @@ class Policy(Protocol):
         """How many nodes of the draft at hand to verify, 1: a plain step."""
         ...
 
+    def hints(self) -> RoundHints:
+        """What the drafter should know of this device's speed."""
+        ...
+
     def wants_draft(self, rows_held: int) -> bool:
         """Whether to ask for a tree now, with `rows_held` rows not handed over yet."""
         ...
@@ -115,6 +120,9 @@ class PlainPolicy:
     def size(self, outlook: Outlook) -> int:
         return 1
 
+    def hints(self) -> RoundHints:
+        return RoundHints(max_nodes=1)
+
     def wants_draft(self, rows_held: int) -> bool:
         return False
 
@@ -140,6 +148,9 @@ class FixedPolicy:
 
     def size(self, outlook: Outlook) -> int:
         return min(self.num_nodes, len(outlook.draft.tree)) if outlook.draft else 1
+
+    def hints(self) -> RoundHints:
+        return RoundHints(max_nodes=self.num_nodes)
 
     def wants_draft(self, rows_held: int) -> bool:
         return True
@@ -227,6 +238,9 @@ class AdaptivePolicy:
             return 0.0
         # Beyond this the round would be slower than as many plain steps.
         return max(0.0, min(wait_s, gain * plain_s - self._typical.verify_s))
+
+    def hints(self) -> RoundHints:
+        return RoundHints(plain_s=self._plain_s)
 
     def wants_draft(self, rows_held: int) -> bool:
         return self._drafting or rows_held >= self._look_tokens

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
 
 import numpy as np
 
@@ -23,6 +25,12 @@ __all__ = ["Proposals"]
 LOST_AFTER = 4.0
 # Expected waits below this are not told apart: timers are not finer.
 LEAST_WAIT_S = 1e-3
+
+
+class Arrival(Enum):
+    NOTHING = "nothing"  # in all the time that the poll was given
+    USELESS = "useless"  # a tree that continues nothing, or nothing any more
+    USABLE = "usable"
 
 
 class Proposals:
@@ -98,7 +106,7 @@ class Proposals:
         deadline_s = started_s + self._policy.patience_s(self.outlook(max_size, max_depth))
         if deadline_s <= started_s:
             return 0.0
-        while now_s < deadline_s and not self._take(deadline_s - now_s):
+        while now_s < deadline_s and self._take(deadline_s - now_s) is Arrival.USELESS:
             now_s = self._clock()
         return self._clock() - started_s
 
@@ -108,24 +116,24 @@ class Proposals:
 
     def _hand_over(self) -> None:
         assert self._drafter is not None
-        update = _joined(self._held)
+        update = replace(_joined(self._held), hints=self._policy.hints())
         self._held = []
         self._drafter.update(update)
         self._told_len = update.committed_len
         self._asked[update.committed_len] = self._clock()
 
-    def _take(self, timeout_s: float) -> bool:
-        """Poll once; whether a usable tree arrived."""
+    def _take(self, timeout_s: float) -> Arrival:
+        """Poll once."""
         assert self._drafter is not None
         tree = self._drafter.poll(timeout_s)
         if tree is None:
-            return False
+            return Arrival.NOTHING
         if not self._is_continuation(tree):
             self._stats.refused += 1
-            return False
+            return Arrival.USELESS
         asked_s = self._asked.get(tree.base_len)
         age_s = self._clock() - asked_s if asked_s is not None else 0.0
-        self._asked = {base: asked for base, asked in self._asked.items() if base > tree.base_len}
+        self._answered(tree.base_len)
         draft: Draft | None = Draft(tree, 0, age_s)
         assert draft is not None
         self._policy.arrived(draft)
@@ -135,11 +143,17 @@ class Proposals:
             draft = draft.after(since)
         if draft is None or len(draft.tree) == 1:
             self._stats.stale += 1
-            return False
+            return Arrival.USELESS
+        self._asked.clear()  # a tree of use is answered by the rows of its round, which ask for the next
         self._stats.late += bool(since)
         if self._draft is None or draft.depth_offset <= self._draft.depth_offset:
             self._draft = draft
-        return True
+        return Arrival.USABLE
+
+    def _answered(self, base_len: int) -> None:
+        """One tree is under way at a time: rows handed over meanwhile leave together, when it is there."""
+        waiting = [base for base in self._asked if base > base_len]
+        self._asked = {waiting[-1]: self._clock()} if waiting else {}
 
     def _is_continuation(self, tree: DraftTree) -> bool:
         """A drafter may be confused or hostile: nothing of its tree is believed."""
