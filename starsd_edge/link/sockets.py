@@ -56,9 +56,9 @@ RECONNECT_FIRST_MS = 100
 RECONNECT_MAX_MS = 5_000
 
 
-def make_context() -> zmq.Context[SyncSocket]:
+def make_context(io_threads: int = IO_THREADS) -> zmq.Context[SyncSocket]:
     """A context of this process's own: one is not shared with a fork."""
-    return zmq.Context(io_threads=IO_THREADS)
+    return zmq.Context(io_threads=io_threads)
 
 
 def service_socket(context: zmq.Context[SyncSocket], key: KeyPair | None) -> SyncSocket:

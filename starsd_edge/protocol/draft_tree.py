@@ -9,13 +9,13 @@ from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.history import History
 from starsd_edge.protocol.messages import Draft
 
-__all__ = ["followed_tree"]
+__all__ = ["rebuild_tree", "still_leads_on"]
 
 ROOT_PARENT = np.array([NO_PARENT], np.int32)
 
 
-def followed_tree(draft: Draft, history: History, vocab_size: int) -> DraftTree | None:
-    """The tree of `draft` if what was committed since leaves something of it, else None.
+def rebuild_tree(draft: Draft, history: History, vocab_size: int) -> DraftTree | None:
+    """The tree of `draft`, its root put back; None when it is for a prefix that is not ours any more.
 
     Raises RemoteProtocolError when it is no tree, or has tokens beyond the vocabulary.
     """
@@ -24,12 +24,16 @@ def followed_tree(draft: Draft, history: History, vocab_size: int) -> DraftTree 
         return None
     if len(draft.tokens) and int(draft.tokens.max()) >= vocab_size:
         raise RemoteProtocolError(f"draft token {draft.tokens.max()}; the vocabulary has {vocab_size}")
-    since = history.tokens(base_len - 1, history.committed_len)  # the root, and what was committed behind it
+    root = history.tokens(base_len - 1, base_len)
     try:
-        tree = DraftTree(
-            np.concatenate([since[:1], draft.tokens]), np.concatenate([ROOT_PARENT, draft.parents]), base_len
+        return DraftTree(
+            np.concatenate([root, draft.tokens]), np.concatenate([ROOT_PARENT, draft.parents]), base_len
         )
     except ValueError as error:
         raise RemoteProtocolError(f"not a tree: {error}") from error
-    rest = tree.descend(since[1:].tolist())
-    return tree if rest is not None and len(rest) > 1 else None
+
+
+def still_leads_on(tree: DraftTree, history: History) -> bool:
+    """Whether something is left of `tree` after what was committed since it was asked for."""
+    rest = tree.descend(history.tokens(tree.base_len, history.committed_len).tolist())
+    return rest is not None and len(rest) > 1

@@ -20,7 +20,7 @@ from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
 from starsd_edge.protocol.breaker import Breaker
 from starsd_edge.protocol.codec import Buffer, Frames, decode, encode
-from starsd_edge.protocol.draft_tree import followed_tree
+from starsd_edge.protocol.draft_tree import rebuild_tree, still_leads_on
 from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.protocol.greeting import HelloBody, WelcomeBody
 from starsd_edge.protocol.history import History
@@ -73,7 +73,7 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class TreeArrived:
-    """A tree on a prefix that is still ours. Part of it may have been committed meanwhile."""
+    """A tree on a prefix that is still ours. Part of it may have been committed meanwhile, or none of it."""
 
     tree: DraftTree
     round_trip_s: float
@@ -315,13 +315,17 @@ class EdgeConnection:
             self._enter(EdgeEvent.DRAFTED)
         tree = None
         if message.head.epoch == self._uplink.epoch:
-            tree = followed_tree(message, self._uplink.history, self._hello.identity.vocab_size)
+            tree = rebuild_tree(message, self._uplink.history, self._hello.identity.vocab_size)
         if tree is None:
-            self.counters.stale_trees += bool(len(message.tokens))
+            self.counters.stale_trees += 1
             self._pump(now_s)
             return []
-        self.counters.trees += 1
-        self._holds_tree = True
+        self._holds_tree = still_leads_on(tree, self._uplink.history)
+        if self._holds_tree:
+            self.counters.trees += 1
+        else:
+            self.counters.stale_trees += len(tree) > 1
+            self._pump(now_s)
         return [TreeArrived(tree, round_trip_s, dwell_s)]
 
     def _receive_ack(self, message: PrefillAck, now_s: float) -> list[LinkEvent]:

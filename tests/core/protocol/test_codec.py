@@ -30,8 +30,7 @@ from starsd_edge.protocol.messages import (
     Update,
     WireError,
 )
-
-from . import strategies
+from tests.core.protocol import strategies
 
 HEAD = Head(session=7, boot_id=8, epoch=1, round_id=3, base_len=40, prefix_crc=99)
 

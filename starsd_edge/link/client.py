@@ -1,0 +1,122 @@
+"""RemoteDrafter: a draft service as the decode loop sees it.
+
+The decode loop's thread only ever takes a lock for microseconds, and waits nowhere but in `poll`. A thread of
+its own has the socket; everything that can go wrong ends in `state().reason`, and decoding goes on.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from dataclasses import dataclass, replace
+
+from starsd_edge.decoding.roles import DrafterState, Update
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.link.edge_loop import EdgeLoop
+from starsd_edge.link.sockets import EdgeKeys
+from starsd_edge.protocol.edge_connection import Counters, EdgeConnection, TreeArrived
+from starsd_edge.protocol.greeting import HelloBody, WelcomeBody
+from starsd_edge.protocol.limits import DEFAULT_TIMING, EdgeTiming
+from starsd_edge.protocol.telemetry import EdgeReport
+
+__all__ = ["LinkStats", "RemoteDrafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """How the link is doing. Seconds; smoothed unless they say `last`."""
+
+    link_s: float
+    dwell_s: float
+    jitter_s: float
+    last_link_s: float
+    last_dwell_s: float
+    last_outage: str
+    counters: Counters
+
+
+class RemoteDrafter:
+    """A Drafter at the other end of a link.
+
+    address  tcp://HOST:PORT of the service, or ipc://PATH
+    hello    who this device is and what it runs
+    keys     None only for addresses of this machine (ConfigError otherwise)
+
+    It connects in the background; nothing is raised when there is no service, now or later.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        hello: HelloBody,
+        keys: EdgeKeys | None = None,
+        timing: EdgeTiming = DEFAULT_TIMING,
+    ) -> None:
+        self.session = secrets.randbits(64)
+        self._connection = EdgeConnection(self.session, hello, random.random, timing=timing)
+        self._tree: DraftTree | None = None
+        self._loop = EdgeLoop(address, keys, self._connection, self._take)
+        self._changed = self._loop.changed
+
+    def start(self, first_token: int) -> None:
+        with self._changed:
+            self._tree = None
+            self._connection.start(first_token, time.monotonic())
+
+    def update(self, update: Update) -> None:
+        with self._changed:
+            self._connection.update(update, time.monotonic())
+        self._loop.wake()
+
+    def poll(self, timeout_s: float) -> DraftTree | None:
+        with self._changed:
+            if self._tree is None and timeout_s > 0:
+                self._changed.wait_for(lambda: self._tree is not None, timeout_s)
+            tree, self._tree = self._tree, None
+            return tree
+
+    def rollback(self, committed_len: int) -> None:
+        with self._changed:
+            self._tree = None
+            self._connection.rollback(committed_len, time.monotonic())
+
+    def state(self) -> DrafterState:
+        with self._changed:
+            return self._connection.drafter_state()
+
+    def wait_until_ready(self, timeout_s: float) -> DrafterState:
+        """Wait for the service to be usable; the state it is in by then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._connection.drafter_state().ready, timeout_s)
+            return self._connection.drafter_state()
+
+    def welcome(self) -> WelcomeBody | None:
+        """What the service said of itself; None while there is no link."""
+        with self._changed:
+            return self._connection.welcome
+
+    def stats(self) -> LinkStats:
+        with self._changed:
+            times = self._connection.times
+            return LinkStats(
+                times.link_s,
+                times.dwell_s,
+                times.deviation_s,
+                times.last_link_s,
+                times.last_dwell_s,
+                self._connection.last_outage,
+                replace(self._connection.counters),
+            )
+
+    def report(self, body: EdgeReport) -> None:
+        """Tell the service how this device is doing; dropped while there is no link."""
+        with self._changed:
+            self._connection.report(body)
+        self._loop.wake()
+
+    def close(self) -> None:
+        self._loop.stop()
+
+    def _take(self, arrived: TreeArrived) -> None:
+        self._tree = arrived.tree

@@ -1,0 +1,50 @@
+"""Why there is no connection, in words. ZeroMQ tells that something failed, and not what."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import zmq
+
+__all__ = ["handshake_trouble", "why_unreachable"]
+
+TCP_PATIENCE_S = 1.0
+
+
+def why_unreachable(address: str) -> str:
+    """Try a TCP connection to `address` and say what became of it. Blocks for at most TCP_PATIENCE_S."""
+    transport, _, rest = address.partition("://")
+    if transport != "tcp":
+        return f"nothing listens at {address}: is the draft service running?"
+    host, _, port = rest.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), TCP_PATIENCE_S).close()
+    except ValueError:
+        return f"{address} is no address: tcp://HOST:PORT"
+    except socket.gaierror:
+        return f"the name '{host}' is not known to this network"
+    except ConnectionRefusedError:
+        return f"nothing listens at {address}: is the draft service running there?"
+    except TimeoutError:
+        return f"no answer from {address}: switched off, another address, or a firewall between"
+    except OSError as error:
+        if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN):
+            return f"no route to {host}: is this device in the same network?"
+        return f"{address}: {error.strerror}"
+    return f"{address} takes connections, and does not answer like a draft service"
+
+
+def handshake_trouble(event: int, address: str, fingerprint: str | None) -> str:
+    """What a failed security handshake most likely means, and what to do."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return (
+            f"the draft service at {address} does not know this device's key {fingerprint or '(none)'}: "
+            f"`starsd keys trust` it there"
+        )
+    if fingerprint is None:
+        return f"{address} is no draft service, or one that wants keys: give this device a key"
+    return (
+        f"{address} does not hold the draft service's key that this device knows: another service, "
+        f"or it has a new key"
+    )

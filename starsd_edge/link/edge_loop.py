@@ -1,0 +1,208 @@
+"""The one thread that owns the edge's socket, and turns what happens to it into calls of EdgeConnection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from starsd_edge.link.diagnose import handshake_trouble, why_unreachable
+from starsd_edge.link.sockets import EdgeKeys, SyncSocket, check_private, edge_socket, make_context
+from starsd_edge.protocol.edge_connection import Connect, Disconnect, EdgeConnection, LinkEvent, TreeArrived
+from starsd_edge.protocol.states import EdgeState
+
+__all__ = ["EdgeLoop"]
+
+log = logging.getLogger(__name__)
+
+GOODBYE_MS = 100  # how long closing may take to get the last message out
+AFTER_ERROR_S = 0.1  # a failure that repeats at once must not spin
+JOIN_S = 3.0  # a diagnosis under way takes a second
+MAX_MESSAGES_A_TURN = 64  # of each kind: neither the line nor the monitor can starve the other
+IDLE_POLL_MS = 60_000
+MONITORED = (
+    zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class EdgeLoop:
+    """Runs `connection` over a DEALER. `changed` guards it and is notified when a tree or a change came.
+
+    Raises ConfigError for an address off this machine without keys.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keys: EdgeKeys | None,
+        connection: EdgeConnection,
+        on_tree: Callable[[TreeArrived], None],
+    ) -> None:
+        check_private(address, has_key=keys is not None)
+        self.changed = threading.Condition()
+        self._address = address
+        self._keys = keys
+        self._connection = connection
+        self._on_tree = on_tree
+        self._context = make_context(io_threads=1)
+        self._dealer: SyncSocket | None = None
+        self._monitor: SyncSocket | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="starsd-link", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """The connection has something to send. Call it from any thread."""
+        with contextlib.suppress(BlockingIOError):  # then it has been told often enough
+            os.write(self._wake_write, b"\0")
+
+    def stop(self) -> None:
+        """Say goodbye and end the thread."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self.wake()
+        self._thread.join(JOIN_S)
+        if not self._thread.is_alive():
+            self._context.destroy(linger=GOODBYE_MS)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    # ------------------------------------------------------------------------------- on the thread
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._turn()
+            except Exception as error:
+                # Decoding must not feel it; the breaker paces the next attempt.
+                log.exception("the draft link failed")
+                self._lost(f"internal error: {error}")
+                self._stopping.wait(AFTER_ERROR_S)
+        with self.changed:
+            self._obey(self._connection.close(time.monotonic()))
+            self.changed.notify_all()
+
+    def _turn(self) -> None:
+        ready = dict(self._poller.poll(self._timeout_ms()))
+        if self._wake_read in ready:
+            os.read(self._wake_read, 4096)
+        if self._dealer in ready:
+            self._receive()
+        if self._monitor in ready:
+            self._watch()
+        with self.changed:
+            self._obey(self._connection.tick(time.monotonic()))
+            self._send()
+
+    def _timeout_ms(self) -> int:
+        with self.changed:
+            wake_s = self._connection.next_wake_s()
+        if wake_s is None:
+            return IDLE_POLL_MS
+        return min(max(0, round((wake_s - time.monotonic()) * 1e3 + 0.5)), IDLE_POLL_MS)
+
+    def _receive(self) -> None:
+        for _ in range(MAX_MESSAGES_A_TURN):
+            dealer = self._dealer
+            if dealer is None:
+                return
+            try:
+                frames = dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            with self.changed:
+                self._obey(self._connection.receive(frames, time.monotonic()))
+
+    def _watch(self) -> None:
+        for _ in range(MAX_MESSAGES_A_TURN):
+            monitor = self._monitor
+            if monitor is None or not monitor.poll(0):
+                return
+            self._note(int(recv_monitor_message(monitor)["event"]))
+
+    def _note(self, event: int) -> None:
+        fingerprint = self._keys.own.key.fingerprint if self._keys else None
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            with self.changed:
+                self._obey(self._connection.connected(time.monotonic()))
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            with self.changed:
+                reason = handshake_trouble(event, self._address, fingerprint)
+                self._obey(self._connection.denied(reason, time.monotonic()))
+        elif event == zmq.EVENT_DISCONNECTED:
+            if self._connection.state is not EdgeState.CONNECTING:
+                self._lost(f"the connection to {self._address} broke")
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self._lost(why_unreachable(self._address))
+        else:
+            self._lost(handshake_trouble(event, self._address, fingerprint))
+
+    def _lost(self, reason: str) -> None:
+        with self.changed:
+            self._obey(self._connection.lost(reason, time.monotonic()))
+
+    # ------------------------------------------------------------------- with `changed` held from here on
+
+    def _obey(self, events: list[LinkEvent]) -> None:
+        for event in events:
+            match event:
+                case TreeArrived():
+                    self._on_tree(event)
+                case Connect():
+                    self._connect()
+                case Disconnect():
+                    self._send()
+                    self._disconnect()
+        self.changed.notify_all()
+
+    def _send(self) -> None:
+        frames_to_send = self._connection.take_frames()
+        if self._dealer is None:
+            return
+        for frames in frames_to_send:
+            try:
+                self._dealer.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:
+                # Not connected, or a line so slow that eight messages wait: this link is of no use.
+                self._obey(self._connection.lost(f"{self._address} takes no messages", time.monotonic()))
+                return
+
+    def _connect(self) -> None:
+        """A fresh socket: one that has lost its peer does not always find back."""
+        self._disconnect()
+        self._dealer = edge_socket(self._context, self._keys)
+        self._monitor = self._dealer.get_monitor_socket(MONITORED)
+        self._poller.register(self._dealer, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        try:
+            self._dealer.connect(self._address)
+        except zmq.ZMQError as error:
+            self._obey(self._connection.lost(f"{self._address}: {error.strerror}", time.monotonic()))
+
+    def _disconnect(self) -> None:
+        if self._dealer is None:
+            return
+        assert self._monitor is not None
+        self._poller.unregister(self._dealer)
+        self._poller.unregister(self._monitor)
+        self._dealer.disable_monitor()
+        self._monitor.close(0)
+        self._dealer.close(GOODBYE_MS if self._stopping.is_set() else 0)
+        self._dealer = self._monitor = None

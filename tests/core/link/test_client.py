@@ -1,0 +1,199 @@
+"""RemoteDrafter over real sockets: what the decode loop sees when the link works, and when it does not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.errors import ConfigError
+from starsd_edge.link.client import RemoteDrafter
+from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.sockets import EdgeKeys
+from starsd_edge.protocol.limits import EdgeTiming
+from tests.core.link.loopback import LoopbackService
+from tests.core.protocol.pair import committed, hello, token_at, tokens
+
+WAIT_S = 10.0
+FAST = EdgeTiming(answer_s=0.2, chunk_s=1.0, ping_s=0.2, probe_first_s=0.05, probe_max_s=0.2)
+SERVER, JET = KeyPair.generate("service"), KeyPair.generate("jet1")
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable]:
+    """Registers things to be closed, last first."""
+    opened: list = []
+
+    def register(thing):
+        opened.append(thing)
+        return thing
+
+    yield register
+    for thing in reversed(opened):
+        thing.close() if isinstance(thing, RemoteDrafter) else thing.stop()
+
+
+def next_tree(drafter: RemoteDrafter, base_len: int) -> DraftTree:
+    """The tree on `base_len` tokens; older ones are passed over."""
+    while True:
+        tree = drafter.poll(WAIT_S)
+        assert tree is not None, drafter.state()
+        if tree.base_len == base_len:
+            return tree
+
+
+def until(drafter: RemoteDrafter, condition: Callable[[], bool]) -> None:
+    with drafter._changed:
+        assert drafter._changed.wait_for(condition, WAIT_S), drafter._connection.drafter_state()
+
+
+def test_rounds_over_a_plain_loopback_link(closing: Callable) -> None:
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello()))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 200))
+    assert next_tree(drafter, 201).tokens.tolist() == tokens(200, 204).tolist()
+    for start in range(200, 260, 4):
+        drafter.update(committed(start, start + 4))
+        assert next_tree(drafter, start + 5).base_len == start + 5
+    assert service.core.rows_received == 260
+    assert drafter.stats().link_s > 0
+
+
+def test_rounds_over_an_encrypted_link(closing: Callable) -> None:
+    service = closing(LoopbackService(SERVER, {JET.key.public: "jet1"}.get))
+    drafter = closing(RemoteDrafter(service.address, hello(), EdgeKeys(JET, SERVER.key.public)))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 3))
+    assert next_tree(drafter, 4).tokens.tolist() == tokens(3, 7).tolist()
+
+
+def test_a_poll_without_time_does_not_wait_and_one_with_time_gives_up(closing: Callable) -> None:
+    drafter = closing(RemoteDrafter("tcp://127.0.0.1:1", hello()))
+    assert drafter.poll(0.0) is None
+    assert drafter.poll(0.01) is None
+
+
+@pytest.mark.parametrize(
+    ("edge_keys", "trusted", "told"),
+    [
+        (EdgeKeys(JET, SERVER.key.public), {}, "does not know this device's key " + JET.key.fingerprint),
+        (
+            EdgeKeys(JET, KeyPair.generate("x").key.public),
+            {JET.key.public: "jet1"},
+            "does not hold the draft",
+        ),
+        (None, {}, "wants keys"),
+    ],
+    ids=["unknown key", "wrong key of the service", "no key"],
+)
+def test_a_refused_handshake_tells_which_key_is_wrong(
+    closing: Callable, edge_keys: EdgeKeys | None, trusted: dict[str, str], told: str
+) -> None:
+    service = closing(LoopbackService(SERVER, trusted.get))
+    drafter = closing(RemoteDrafter(service.address, hello(), edge_keys))
+    until(drafter, lambda: told in drafter._connection.reason)
+    assert not drafter.state().ready
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_service_that_is_not_there_is_told_and_found_when_it_comes(closing: Callable) -> None:
+    port = free_port()
+    drafter = closing(RemoteDrafter(f"tcp://127.0.0.1:{port}", hello(), timing=FAST))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 5))
+    until(drafter, lambda: "nothing listens" in drafter._connection.reason)
+    closing(LoopbackService(port=port))
+    assert next_tree(drafter, 6).tokens.tolist() == tokens(5, 9).tolist()
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("tcp://127.0.0.1:x", "tcp://127.0.0.1:x"),
+        ("tcp://no-such-host.invalid:7700", "is not known to this network"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_told(closing: Callable, address: str, told: str) -> None:
+    drafter = closing(RemoteDrafter(address, hello(), EdgeKeys(JET, SERVER.key.public), timing=FAST))
+    until(drafter, lambda: told in drafter._connection.reason)
+
+
+def test_off_this_machine_there_is_no_plain_text() -> None:
+    with pytest.raises(ConfigError, match="without keys"):
+        RemoteDrafter("tcp://192.0.2.7:7700", hello())
+
+
+def test_a_killed_and_restarted_service_gets_the_context_again(closing: Callable) -> None:
+    service = LoopbackService()
+    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 200))
+    next_tree(drafter, 201)
+    service.stop()
+    until(drafter, lambda: not drafter._connection.drafter_state().ready)
+    drafter.update(committed(200, 203))
+    again = closing(LoopbackService(port=service.port, boot_id=2))
+    assert next_tree(drafter, 204).base_len == 204
+    assert again.core.rows_received == 203
+    assert drafter.stats().counters.outages == 1
+
+
+def test_a_gateway_that_restarts_keeps_the_sessions(closing: Callable) -> None:
+    """Another socket process, the same engine: the session goes on and not a row is sent twice."""
+    service = LoopbackService()
+    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 200))
+    next_tree(drafter, 201)
+    service.stop()
+    again = LoopbackService(port=service.port, table=service.core.table)
+    closing(again)
+    again.core.rows = service.core.rows
+    drafter.update(committed(200, 203))
+    next_tree(drafter, 204)
+    assert again.core.rows_received == 3
+
+
+def test_a_hung_service_is_noticed_and_left(closing: Callable) -> None:
+    """Its sockets still answer heartbeats; its scheduling loop does not answer PING."""
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
+    assert drafter.wait_until_ready(WAIT_S).ready
+    service.hang.set()
+    until(drafter, lambda: drafter._connection.last_outage == "the draft service stopped answering")
+    service.hang.clear()
+    assert drafter.wait_until_ready(WAIT_S).ready
+
+
+def test_a_listener_that_never_speaks_does_not_pass_for_a_service(closing: Callable) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        drafter = closing(RemoteDrafter(address, hello(), timing=FAST))
+        drafter.start(1)
+        assert drafter.poll(0.3) is None
+        assert not drafter.state().ready
+
+
+def test_closing_ends_the_thread_and_tells_the_service(closing: Callable) -> None:
+    service = closing(LoopbackService())
+    before = threading.active_count()
+    drafter = RemoteDrafter(service.address, hello())
+    assert drafter.wait_until_ready(WAIT_S).ready
+    drafter.close()
+    drafter.close()
+    assert threading.active_count() == before
+    assert drafter.state().reason == "closed"
+    for _ in range(500):
+        if len(service.core.table) == 0:
+            break
+        threading.Event().wait(0.01)
+    assert len(service.core.table) == 0
