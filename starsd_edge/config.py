@@ -7,10 +7,62 @@ A flag wins over an environment variable, that over the file, that over the defa
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["cache_dir", "config_dir", "state_dir"]
+import msgspec
+
+from starsd_edge.errors import ConfigError
+
+__all__ = ["ChatConfig", "UserConfig", "cache_dir", "config_dir", "read_config", "state_dir"]
+
+CONFIG_NAME = "config.toml"
+
+
+class ChatConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[chat]`: what `starsd chat` and `starsd serve` take where no flag says otherwise.
+
+    settings  names and values as /set takes them
+    """
+
+    bundle: str | None = None
+    service: str | None = None
+    history: bool = True
+    settings: dict[str, str | int | float | bool] = {}
+
+
+class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole settings file; every table may be missing."""
+
+    chat: ChatConfig = ChatConfig()
+
+
+def read_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
+    """The user's settings file; defaults where there is none.
+
+    Raises ConfigError that names file, key and what is allowed.
+    """
+    path = config_dir(environ) / CONFIG_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return UserConfig()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        return msgspec.convert(_parse_toml(text), UserConfig)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _parse_toml(text: str) -> dict[str, object]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    table: dict[str, object] = tomllib.loads(text)
+    return table
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:

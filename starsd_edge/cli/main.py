@@ -31,6 +31,7 @@ class CommandEntry:
 
 
 COMMANDS: dict[str, CommandEntry] = {
+    "chat": CommandEntry("starsd_edge.cli.chat", "Talk to a model in the terminal."),
     "export": CommandEntry("starsd_edge.cli.export", "Make a bundle of a model."),
     "bundle": CommandEntry("starsd_edge.cli.bundle", "Look at a bundle, or prove that it is whole."),
 }

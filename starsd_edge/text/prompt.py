@@ -28,9 +28,14 @@ class Prompt:
 
 
 class PromptWriter:
-    """Writes the prompts of one model."""
+    """Writes the prompts of one model.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    first_token  text of the token that every prompt begins with, put there where the template does not; ""
+                 for models without one
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, first_token: str = "") -> None:
+        self._first_token = first_token
         self.tokenizer = tokenizer
         self._template = template
         # text up to the end of an answer -> its tokens
@@ -43,6 +48,8 @@ class PromptWriter:
         """
         safe = [replace(message, content=self.tokenizer.neutralise(message.content)) for message in messages]
         text = self._template.render(safe, add_generation_prompt=add_generation_prompt)
+        if not text.startswith(self._first_token):
+            text = self._first_token + text
         known = self._longest_known(text)
         if known is None:
             return Prompt(text, tuple(self.tokenizer.encode(text)))

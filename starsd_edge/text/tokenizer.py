@@ -68,6 +68,10 @@ class Tokenizer:
         """The id of a special token, by its text."""
         return self._special.get(text)
 
+    def token_text(self, token: int) -> str:
+        """A token as the vocabulary writes it; empty for an id it does not have."""
+        return self._plain.id_to_token(token) or ""
+
     def starts_with_special(self, text: str) -> bool:
         """Whether a control token is the first thing in `text`."""
         return self._special_pattern is not None and self._special_pattern.match(text) is not None

@@ -1,0 +1,134 @@
+"""One conversation: text in, pieces of text out. No terminal, no sockets.
+
+What was said is a list of messages; every answer is made from the whole list. The backend finds out by itself
+how much of it is in its KV cache, so an edit, /regen or /load needs nothing but a change of the list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece, Figures, FinishReason
+from starsd_edge.chat.backend import Backend
+from starsd_edge.chat.settings import SETTINGS, ChatSettings, change_setting, show_setting
+from starsd_edge.decoding.sampling import MAX_SEED
+from starsd_edge.errors import UsageError
+from starsd_edge.text.template import Message, Role
+
+__all__ = ["Conversation"]
+
+FILE_VERSION = 1
+
+
+class Conversation:
+    """Messages, settings and the backend that answers them."""
+
+    def __init__(self, backend: Backend, settings: ChatSettings | None = None) -> None:
+        self.backend = backend
+        self.settings = settings or ChatSettings()
+        self.messages: list[Message] = []
+        self.figures: Figures | None = None  # of the newest answer
+        self._regenerated = 0  # times the newest answer was asked for again
+
+    @property
+    def last_answer(self) -> str | None:
+        """The newest answer, also when it was stopped early."""
+        if self.messages and self.messages[-1].role is Role.ASSISTANT:
+            return self.messages[-1].content
+        return None
+
+    def ask(self, text: str) -> Iterator[AnswerEvent]:
+        """Say `text` and answer it. An answer that is stopped is kept as far as it came.
+
+        When nothing was said at all, the conversation is as it was before.
+        """
+        self._regenerated = 0
+        self.messages.append(Message(Role.USER, text))
+        return self._answer(restore=self.messages[:-1])
+
+    def regenerate(self) -> Iterator[AnswerEvent]:
+        """Answer the newest question again, with the next seed. Raises UsageError when there is none."""
+        before = list(self.messages)
+        while self.messages and self.messages[-1].role is Role.ASSISTANT:
+            self.messages.pop()
+        if not self.messages:
+            raise UsageError("there is nothing to answer again")
+        self._regenerated += 1
+        return self._answer(restore=before)
+
+    def clear(self) -> None:
+        """Forget everything said; settings stay."""
+        self.messages.clear()
+        self.figures = None
+        self._regenerated = 0
+
+    def save(self, path: Path) -> None:
+        """Write messages and settings as JSON, in one step: a full disk leaves an older file as it was."""
+        saved = {
+            "starsd_chat": FILE_VERSION,
+            "model": self.backend.model,
+            "settings": {name: show_setting(self.settings, name) for name in SETTINGS},
+            "messages": [{"role": m.role.value, "content": m.content} for m in self.messages],
+        }
+        part = path.with_name(path.name + ".part")
+        try:
+            part.write_text(json.dumps(saved, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            part.replace(path)
+        except (OSError, UnicodeEncodeError) as error:
+            part.unlink(missing_ok=True)
+            raise UsageError(f"cannot save to {path}: {error}") from error
+
+    def load(self, path: Path) -> None:
+        """Continue a saved conversation with its settings. Raises UsageError for a file that is none."""
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot load {path}: {error}") from error
+        messages, settings = _read_saved(saved, path)
+        self.clear()
+        self.messages = messages
+        self.settings = settings
+
+    def _answer(self, restore: list[Message]) -> Iterator[AnswerEvent]:
+        messages = list(self.messages)
+        if self.settings.system:
+            messages = [Message(Role.SYSTEM, self.settings.system), *messages]
+        said = ""
+        answered = False
+        try:
+            for event in self.backend.answer(messages, self._settings_now()):
+                if isinstance(event, AnswerPiece):
+                    said += event.text
+                elif isinstance(event, AnswerEnd):
+                    self.figures = event.figures
+                    answered = event.reason is not FinishReason.CANCELLED
+                yield event
+        finally:
+            if said or answered:
+                self.messages.append(Message(Role.ASSISTANT, said))
+            else:
+                self.messages = restore
+
+    def _settings_now(self) -> ChatSettings:
+        if self._regenerated == 0:
+            return self.settings
+        sampling = self.settings.sampling
+        seed = (sampling.seed + self._regenerated) % (MAX_SEED + 1)
+        return replace(self.settings, sampling=replace(sampling, seed=seed))
+
+
+def _read_saved(saved: Any, path: Path) -> tuple[list[Message], ChatSettings]:
+    if not isinstance(saved, dict) or saved.get("starsd_chat") != FILE_VERSION:
+        raise UsageError(f"{path} is not a saved chat of this program (version {FILE_VERSION})")
+    try:
+        messages = [Message(Role(m["role"]), str(m["content"])) for m in saved["messages"]]
+        settings = ChatSettings()
+        for name, value in saved["settings"].items():
+            settings = change_setting(settings, name, value)
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    return messages, settings

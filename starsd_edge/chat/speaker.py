@@ -1,0 +1,224 @@
+"""The model in this process: messages in, text out.
+
+The way of an answer: the messages become a prompt that fits the window, the prompt's new part is run in
+pieces (so that it can be stopped), then every round's tokens become text, less what a stop string cuts off.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from starsd_edge.chat.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerPiece,
+    AnswerStart,
+    Figures,
+    FinishReason,
+    PromptRead,
+)
+from starsd_edge.chat.contexts import Context, ContextPool, Pair
+from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.chat.status import LinkState, LinkStatus
+from starsd_edge.chat.window import FittedPrompt, fit_window
+from starsd_edge.decoding.decoder import Committed
+from starsd_edge.decoding.decoder import FinishReason as Finish
+from starsd_edge.errors import UsageError
+from starsd_edge.text.detokenize import Detokenizer
+from starsd_edge.text.prompt import Prompt, PromptWriter
+from starsd_edge.text.stop import StopFilter
+from starsd_edge.text.template import Message
+
+__all__ = ["Model", "Speaker"]
+
+# Rows of a prompt run at a time. Between pieces the answer can be stopped and progress shown; a piece costs
+# one row more than it has.
+PROMPT_PIECE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a bundle says of a model, as far as text goes.
+
+    max_len      tokens a context holds
+    stop_tokens  ids that end an answer; never shown
+    service      address of the draft service, for the status line; "" when there is none
+    """
+
+    name: str
+    writer: PromptWriter
+    max_len: int
+    stop_tokens: frozenset[int]
+    service: str = ""
+
+
+class Speaker:
+    """A `Backend` over targets in this process. One answer at a time; `cancel` from anywhere."""
+
+    def __init__(
+        self,
+        model: Model,
+        open_pair: Callable[[], Pair],
+        *,
+        max_contexts: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._clock = clock
+        self._contexts = ContextPool(open_pair, max_contexts, clock)
+        self._cancelled = threading.Event()
+        self._drafting = True
+
+    @property
+    def model(self) -> str:
+        return self._model.name
+
+    @property
+    def max_len(self) -> int:
+        return self._model.max_len
+
+    @property
+    def writer(self) -> PromptWriter:
+        return self._model.writer
+
+    def answer(self, messages: Sequence[Message], settings: ChatSettings) -> Iterator[AnswerEvent]:
+        """See `Backend.answer`."""
+        fitted = fit_window(
+            self.writer,
+            messages,
+            self.max_len,
+            max_tokens=settings.max_tokens,
+            rule=settings.full_window,
+        )
+        return self._answer(fitted, settings)
+
+    def answer_text(self, text: str, settings: ChatSettings) -> Iterator[AnswerEvent]:
+        """Continue raw text, in which control tokens are read as such."""
+        return self.answer_tokens(self.writer.tokenizer.encode_document(text), settings)
+
+    def answer_tokens(self, tokens: Sequence[int], settings: ChatSettings) -> Iterator[AnswerEvent]:
+        """Continue tokens. Raises UsageError when they leave no room for an answer."""
+        if len(tokens) >= self.max_len:
+            raise UsageError(
+                f"the prompt takes {len(tokens)} tokens and the context holds {self.max_len}: shorten it"
+            )
+        return self._answer(FittedPrompt(Prompt("", tuple(tokens)), 0), settings)
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def link(self) -> LinkStatus:
+        drafter = self._contexts.newest.drafter
+        if drafter is None:
+            return LinkStatus(LinkState.NONE)
+        state = drafter.state()
+        if not self._drafting:
+            kind = LinkState.OFF
+        else:
+            kind = LinkState.READY if state.ready else LinkState.LOST
+        return LinkStatus(kind, self._model.service, state.reason, state.expected_wait_s)
+
+    def close(self) -> None:
+        self._contexts.close()
+
+    def _answer(self, fitted: FittedPrompt, settings: ChatSettings) -> Iterator[AnswerEvent]:
+        self._cancelled.clear()
+        self._drafting = settings.draft
+        prompt = np.array(fitted.prompt.tokens, np.int32)
+        context = self._contexts.choose(prompt)
+        context.switch.drafting = settings.draft
+        figures = Figures(
+            prompt_tokens=len(prompt),
+            cached_tokens=min(max(context.shared(prompt) - 1, 0), context.recorder.kv_len),
+        )
+        yield AnswerStart(figures.prompt_tokens, figures.cached_tokens, fitted.num_dropped)
+        started_s = self._clock()
+        for read in self._read_prompt(context, prompt.tolist(), settings):
+            yield PromptRead(read)
+        reason = FinishReason.CANCELLED
+        reading = _Reading(self._model, settings, figures)
+        if not self._cancelled.is_set():
+            for committed in context.decoder.generate(
+                prompt,
+                settings.sampling,
+                settings.max_tokens or self.max_len,
+                self._model.stop_tokens,
+            ):
+                now_s = self._clock()
+                if figures.completion_tokens == 0:
+                    figures.first_token_s = now_s - started_s
+                figures.generation_s = now_s - started_s - figures.first_token_s
+                piece = reading.take(committed, context)
+                if piece is not None:
+                    yield piece
+                if reading.is_stopped:
+                    reason = FinishReason.STOP
+                    break
+                if committed.finish is not None:
+                    reason = _REASONS[committed.finish]
+                    break
+                if self._cancelled.is_set():
+                    break
+        rest = reading.finish()
+        if rest is not None:
+            yield rest
+        if fitted.prompt.text and not reading.is_stopped:
+            self.writer.remember(fitted.prompt, reading.tokens)
+        yield AnswerEnd(reason, figures, fitted.num_dropped)
+
+    def _read_prompt(self, context: Context, prompt: list[int], settings: ChatSettings) -> Iterator[int]:
+        """Run a long prompt piece by piece, up to the last piece; yields tokens done."""
+        done = max(context.shared(np.array(prompt, np.int32)) - 1, 0)
+        while len(prompt) - done > PROMPT_PIECE and not self._cancelled.is_set():
+            done += PROMPT_PIECE
+            for _ in context.decoder.generate(prompt[:done], settings.sampling, 1):
+                yield done
+
+
+_REASONS = {
+    Finish.STOP: FinishReason.STOP,
+    Finish.LENGTH: FinishReason.LENGTH,
+    Finish.CONTEXT_FULL: FinishReason.LENGTH,
+}
+
+
+class _Reading:
+    """Tokens of one answer on their way to text."""
+
+    def __init__(self, model: Model, settings: ChatSettings, figures: Figures) -> None:
+        self._model = model
+        self._settings = settings
+        self._figures = figures
+        self._detokenizer = Detokenizer(model.writer.tokenizer)
+        self._stops = StopFilter(settings.stop)
+        self.tokens: list[int] = []  # less the stop token
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string was reached."""
+        return self._stops.matched is not None
+
+    def take(self, committed: Committed, context: Context) -> AnswerPiece | None:
+        """The text a round adds, if it adds any."""
+        self._figures.add_round(committed.stats)
+        self._figures.completion_tokens += len(committed.tokens)
+        said = committed.tokens
+        if said[-1] in self._model.stop_tokens:
+            said = said[:-1]
+        self.tokens += said
+        text = self._stops.push(self._detokenizer.push(said))
+        num_top = self._settings.logprobs
+        logprobs = context.recorder.logprobs(said, num_top) if num_top is not None else ()
+        return AnswerPiece(text, logprobs) if text or logprobs else None
+
+    def finish(self) -> AnswerPiece | None:
+        """What was kept back."""
+        if self.is_stopped:
+            return None
+        text = self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        return AnswerPiece(text) if text else None

@@ -1,0 +1,72 @@
+"""The status line: link, speed, acceptance. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from starsd_edge.chat.answer import Figures
+
+__all__ = ["LinkState", "LinkStatus", "figures_line", "link_words", "statistics"]
+
+
+class LinkState(Enum):
+    """Whether drafts come."""
+
+    NONE = "no draft service"  # none was named
+    OFF = "drafting off"  # the user said so
+    READY = "drafting"
+    LOST = "draft service lost"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """The draft service as this chat sees it. `reason` says why it is lost; `wait_s` what a tree takes."""
+
+    state: LinkState
+    service: str = ""
+    reason: str = ""
+    wait_s: float = 0.0
+
+
+def link_words(link: LinkStatus) -> str:
+    """`drafting via tcp://host:5555 (12 ms)`."""
+    if link.state is LinkState.READY:
+        return f"drafting via {link.service} ({link.wait_s * 1e3:.0f} ms)"
+    if link.state is LinkState.LOST:
+        why = f": {link.reason}" if link.reason else ""
+        return f"decoding plainly, draft service lost{why}"
+    if link.state is LinkState.OFF:
+        return "decoding plainly, drafting is off"
+    return "decoding plainly"
+
+
+def figures_line(figures: Figures) -> str:
+    """`128 tokens · 21.4 tokens/s · 2.31 tokens a round`, as far as there is something to say."""
+    parts = [f"{figures.completion_tokens} token{'s' * (figures.completion_tokens != 1)}"]
+    if figures.tokens_per_s > 0:
+        parts.append(f"{figures.tokens_per_s:.1f} tokens/s")
+    if figures.tree_rounds:
+        parts.append(f"{figures.mean_acceptance_length:.2f} tokens a round")
+    return " · ".join(parts)
+
+
+def statistics(figures: Figures, link: LinkStatus) -> list[tuple[str, str]]:
+    """What /stats shows of one answer: name and value."""
+    rows = [
+        ("prompt", f"{figures.prompt_tokens} tokens, {figures.cached_tokens} of them cached"),
+        ("first token", f"after {figures.first_token_s * 1e3:.0f} ms"),
+        ("answer", f"{figures.completion_tokens} tokens in {figures.generation_s:.2f} s"),
+        ("speed", f"{figures.tokens_per_s:.1f} tokens/s"),
+    ]
+    rounds = figures.tree_rounds + figures.plain_rounds
+    if rounds:
+        rows.append(("rounds", f"{rounds}, {figures.plain_rounds} of them plain"))
+        rows.append(
+            ("acceptance length", f"{figures.mean_acceptance_length:.2f} tokens a round, bonus included")
+        )
+    if figures.drafted:
+        share = figures.accepted / figures.drafted
+        rows.append(("draft tokens", f"{figures.drafted}, {figures.accepted} accepted ({share:.0%})"))
+    rows.append(("link", link_words(link)))
+    return rows

@@ -1,0 +1,39 @@
+"""Drafting on and off between answers, without losing the context."""
+
+from __future__ import annotations
+
+from starsd_edge.decoding.policy import Draft, Outlook, Policy
+from starsd_edge.decoding.roles import RoundHints
+from starsd_edge.metrics import RoundStats
+
+__all__ = ["SwitchedPolicy"]
+
+
+class SwitchedPolicy:
+    """The policy it was given while `drafting`, plain steps otherwise. Rows for the drafter are kept
+    meanwhile, so that it can go on where it was."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.drafting = True
+
+    def patience_s(self, outlook: Outlook) -> float:
+        return self._policy.patience_s(outlook) if self.drafting else 0.0
+
+    def size(self, outlook: Outlook) -> int:
+        return self._policy.size(outlook) if self.drafting else 1
+
+    def hints(self) -> RoundHints:
+        return self._policy.hints()
+
+    def wants_draft(self, rows_held: int) -> bool:
+        return self.drafting and self._policy.wants_draft(rows_held)
+
+    def arrived(self, draft: Draft) -> None:
+        self._policy.arrived(draft)
+
+    def learn(self, draft: Draft, tokens: list[int]) -> None:
+        self._policy.learn(draft, tokens)
+
+    def observe(self, stats: RoundStats) -> None:
+        self._policy.observe(stats)

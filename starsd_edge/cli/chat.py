@@ -1,0 +1,166 @@
+"""`starsd chat`: talk to a model, in a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from starsd_edge.cli.model_options import model_options
+from starsd_edge.errors import UsageError
+
+if TYPE_CHECKING:
+    from starsd_edge.bundle import Manifest
+    from starsd_edge.chat.conversation import Conversation
+    from starsd_edge.chat.settings import ChatSettings
+
+__all__ = ["command"]
+
+# Seeds that a user can read and type again.
+MAX_RANDOM_SEED = 2**31
+
+
+@click.command()
+@click.argument("prompt", nargs=-1)
+@model_options
+@click.option("--system", metavar="TEXT", help="System message.")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Any setting of /set.")
+@click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text; random by default.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("-i", "--interactive", is_flag=True, help="Go on with a chat after PROMPT.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing but the answers.")
+@click.option("--json", "as_json", is_flag=True, help="Answer and figures as one JSON object.")
+@click.option("--no-history", is_flag=True, help="Neither read nor write the history of typed lines.")
+@click.option("--no-markdown", is_flag=True, help="Show answers as the model writes them.")
+def command(
+    prompt: tuple[str, ...],
+    bundle: str | None,
+    quant: str | None,
+    threads: int | None,
+    context: int | None,
+    service: str | None,
+    keys: str | None,
+    system: str | None,
+    changes: tuple[str, ...],
+    seed: int | None,
+    max_tokens: int | None,
+    interactive: bool,
+    quiet: bool,
+    as_json: bool,
+    no_history: bool,
+    no_markdown: bool,
+) -> None:
+    """Chat with a model.
+
+    With PROMPT, or with text piped in, answers once. /help lists what can be done inside a chat.
+    """
+    from starsd_edge.chat.conversation import Conversation
+    from starsd_edge.cli.runtime import ModelChoice, draft_service, open_bundle, open_speaker
+    from starsd_edge.config import read_config
+
+    config = read_config().chat
+    question = _question(prompt)
+    if as_json and (interactive or question is None):
+        raise UsageError("--json answers once: give a question, and leave -i out")
+    flags = {
+        "seed": seed,
+        "system": system,
+        "max_tokens": max_tokens,
+        "markdown": "off" if no_markdown else None,
+    }
+    wanted = [*config.settings.items(), *_pairs(changes), *flags.items()]
+
+    report = _silent if quiet else _report
+    choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
+    opened = open_bundle(choice, report)
+    speaker = open_speaker(opened, choice, draft_service(service or config.service, keys), report=report)
+    try:
+        conversation = Conversation(speaker, _settings(opened.manifest, wanted))
+        if question is not None and not interactive:
+            _answer_once(conversation, question, as_json=as_json)
+        else:
+            history = config.history and not no_history and not os.environ.get("STARSD_NO_HISTORY")
+            _interact(conversation, question, quiet=quiet, history=history)
+    finally:
+        speaker.close()
+
+
+def _question(prompt: tuple[str, ...]) -> str | None:
+    """PROMPT, what is piped in, or both; None for a terminal without PROMPT."""
+    parts = [" ".join(prompt)] if prompt else []
+    if not sys.stdin.isatty():
+        parts.append(sys.stdin.read().strip("\n"))
+    question = "\n\n".join(part for part in parts if part.strip())
+    if not question and not sys.stdin.isatty():
+        raise UsageError("there is nothing to answer: the input is empty")
+    return question or None
+
+
+def _settings(manifest: Manifest, wanted: Iterable[tuple[str, object]]) -> ChatSettings:
+    """The model's defaults, changed by everything that is not None, later ones last."""
+    from starsd_edge.chat.settings import change_setting
+    from starsd_edge.cli.runtime import default_settings
+
+    settings = default_settings(manifest, seed=secrets.randbelow(MAX_RANDOM_SEED))
+    for name, value in wanted:
+        if value is not None:
+            text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+            settings = change_setting(settings, name, text)
+    return settings
+
+
+def _pairs(changes: Iterable[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes NAME=VALUE, not {change!r}")
+        pairs.append((name.strip(), value))
+    return pairs
+
+
+def _answer_once(conversation: Conversation, question: str, *, as_json: bool) -> None:
+    from starsd_edge.chat.answer import FinishReason
+    from starsd_edge.chat.once import answer_once
+
+    try:
+        reason = answer_once(conversation, question, sys.stdout, as_json=as_json)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    if reason is FinishReason.CANCELLED:
+        raise KeyboardInterrupt
+
+
+def _interact(conversation: Conversation, question: str | None, *, quiet: bool, history: bool) -> None:
+    from starsd_edge.chat.repl import Repl
+    from starsd_edge.chat.show import Look, show_answer
+    from starsd_edge.chat.status import link_words
+    from starsd_edge.config import state_dir
+
+    look = Look(
+        sys.stdout,
+        live=sys.stdout.isatty() and os.environ.get("TERM") != "dumb",
+        colour=not os.environ.get("NO_COLOR"),
+        quiet=quiet,
+    )
+    backend = conversation.backend
+    if not quiet:
+        _report(f"{backend.model} · {backend.max_len} tokens of context · {link_words(backend.link())}")
+    if question is not None:
+        show_answer(conversation, conversation.ask(question), look)
+    Repl(conversation, look, state_dir() if history else None).run()
+
+
+def _report(line: str) -> None:
+    """What happens before the chat begins; not part of any answer."""
+    click.echo(click.style(line, dim=True), err=True)
+
+
+def _silent(line: str) -> None:
+    pass

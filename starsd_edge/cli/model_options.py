@@ -1,0 +1,36 @@
+"""Flags that say which model to run and which draft service to use, shared by `starsd chat` and `serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+__all__ = ["model_options"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+OPTIONS = (
+    click.option(
+        "--bundle",
+        metavar="DIR",
+        help="Bundle to run, or 'embedded' for the small model that comes with this program (the default).",
+    ),
+    click.option(
+        "--quant", metavar="KIND", help="Precision of the embedded model: fp32, fp16, int8 or int4."
+    ),
+    click.option("--threads", type=click.IntRange(1), help="CPU threads of the target."),
+    click.option("--context", type=click.IntRange(64), help="Tokens of context; less needs less memory."),
+    click.option(
+        "--service", metavar="ADDRESS", help="Draft service, tcp://HOST:PORT. None: decode plainly."
+    ),
+    click.option("--keys", metavar="DIR", help="Where this device's keys and the service's public key lie."),
+)
+
+
+def model_options(command: Command) -> Command:
+    """Add the flags, in the order above."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,168 @@
+"""From what a user names (a bundle, a service) to something that speaks. The one place where the command line
+reaches the target runtimes; they are products, so they are found by name."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starsd_edge.bundle import Bundle, Manifest
+from starsd_edge.chat.contexts import Pair
+from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.chat.speaker import Model, Speaker
+from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
+from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
+from starsd_edge.decoding.roles import Drafter, Target
+from starsd_edge.decoding.sampling import SamplingParams
+from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
+from starsd_edge.text.prompt import PromptWriter
+from starsd_edge.text.template import ChatTemplate
+from starsd_edge.text.tokenizer import Tokenizer
+
+__all__ = ["EMBEDDED", "ModelChoice", "Service", "default_settings", "open_bundle", "open_speaker"]
+
+EMBEDDED = "embedded"
+EMBEDDED_QUANT = "int8"  # the fastest on a CPU, and bitwise the same with and without drafting
+PROGRESS_PERCENT = 20  # of an export between two lines of progress
+DEFAULT_TEMPLATE = "chatml"  # for a model whose files carry no chat template
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A draft service to use: how to open a drafter on it, and its name for the status line."""
+
+    address: str
+    open_drafter: Callable[[Bundle], Drafter]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What the user asked for.
+
+    threads  None: the runtime decides
+    context  tokens; None: what the model was made for
+    """
+
+    bundle: str = EMBEDDED
+    quant: str | None = None
+    threads: int | None = None
+    context: int | None = None
+
+
+def open_bundle(choice: ModelChoice, report: Callable[[str], None]) -> Bundle:
+    """The chosen bundle; the embedded one is fetched and exported on first use.
+
+    Raises BundleError, or MissingDependencyError where the runtime is not installed.
+    """
+    if choice.bundle != EMBEDDED:
+        return Bundle.open(Path(choice.bundle))
+    embedded = _product("starsd_jetson.embedded")
+    shown = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * done // max(total, 1)
+        if percent >= shown:
+            report(f"preparing the embedded model, once: {percent}%")
+            shown = percent - percent % PROGRESS_PERCENT + PROGRESS_PERCENT
+
+    return Bundle.open(embedded.bundle_path(choice.quant or EMBEDDED_QUANT, progress))
+
+
+def draft_service(address: str | None, keys: str | None) -> Service | None:
+    """The draft service at `address`; None for None."""
+    if address is None:
+        return None
+    raise UsageError("a chat cannot use a draft service yet: leave --service out")
+
+
+def open_speaker(
+    bundle: Bundle,
+    choice: ModelChoice,
+    service: Service | None,
+    *,
+    report: Callable[[str], None],
+    max_contexts: int = 1,
+) -> Speaker:
+    """Load the bundle's model. Raises ResourceError, before loading, when it does not fit."""
+    manifest = bundle.manifest
+    wanted = min(manifest.max_len, choice.context or manifest.max_len)
+    needs = needs_of(manifest)
+    max_len = check_fits(str(bundle.path), needs, wanted, available_bytes())
+    if max_len < wanted:
+        report(f"memory for {max_len} of {wanted} tokens of context")
+    model = Model(
+        name=manifest.identity.name,
+        writer=_writer(bundle),
+        max_len=max_len,
+        stop_tokens=frozenset(manifest.stop_tokens),
+        service=service.address if service else "",
+    )
+    runtime = _runtime(manifest)
+    first = runtime.load(bundle, choice.threads)
+    curve = measured_curve(first) if service else None
+    unused: list[Target] = [first]
+
+    def open_pair() -> Pair:
+        # Contexts share the loaded weights; each has its own cache.
+        target = unused.pop() if unused else runtime(bundle, first.session)
+        if service is None or curve is None:
+            return Pair(target, None, PlainPolicy())
+        return Pair(target, service.open_drafter(bundle), AdaptivePolicy(curve))
+
+    return Speaker(model, open_pair, max_contexts=max_contexts, clock=time.monotonic)
+
+
+def default_settings(manifest: Manifest, seed: int) -> ChatSettings:
+    """What the model's authors suggest."""
+    suggested = manifest.sampling
+    return ChatSettings(
+        sampling=SamplingParams(
+            temperature=suggested.temperature,
+            top_k=suggested.top_k,
+            top_p=suggested.top_p,
+            min_p=suggested.min_p,
+            repetition_penalty=suggested.repetition_penalty,
+            seed=seed,
+        )
+    )
+
+
+def measured_curve(target: Target) -> CostCurve:
+    """What a forward of n rows costs on this machine."""
+    curve = _product("starsd_jetson.calibrate").measure_costs(target)
+    assert isinstance(curve, CostCurve)
+    return curve
+
+
+def _writer(bundle: Bundle) -> PromptWriter:
+    manifest = bundle.manifest
+    try:
+        tokenizer = Tokenizer(bundle.tokenizer_path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"{bundle.tokenizer_path} cannot be read: {error}") from error
+    bos = tokenizer.token_text(manifest.bos_token) if manifest.bos_token >= 0 else ""
+    eos = tokenizer.token_text(manifest.stop_tokens[0]) if manifest.stop_tokens else ""
+    template = ChatTemplate(manifest.chat_template or DEFAULT_TEMPLATE, bos, eos)
+    return PromptWriter(tokenizer, template, bos if manifest.add_bos else "")
+
+
+def _runtime(manifest: Manifest) -> Any:
+    """The target class for the bundle's flavour."""
+    if manifest.flavour == "tensorrt":
+        return _product("starsd_jetson.trt_target").TrtTarget
+    return _product("starsd_jetson.onnx_target").OnnxTarget
+
+
+def _product(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{name} does not load ({error}): pip install 'starsd-edge[onnx,export]'"
+        ) from error
