@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,9 +34,15 @@ FINGERPRINT_BYTES = 10
 MAX_KEY_FILE_BYTES = 4096
 
 
-def key_dir() -> Path:
-    """Where this user's keys live unless a command is told otherwise. Not created here."""
-    return config_dir() / "keys"
+def key_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's keys live unless a command is told otherwise. Not created here.
+
+    device.key       this machine's pair, and device.pub its public half: 40 characters
+    trusted/*.pub    whom a service here lets in
+    services/*.pub   the public keys of services this device uses
+    """
+    own = environ.get("STARSD_KEYS")
+    return Path(own).expanduser() if own else config_dir(environ) / "keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +106,13 @@ class KeyPair:
         return cls(key, secret)
 
     def save(self, path: Path, *, replace: bool = False) -> None:
-        """Write it where only its owner can read it. Raises ConfigError when a key is there already."""
+        """Write it where only its owner can read it, and its public half beside it as `*.pub`.
+
+        Raises ConfigError when a key is there already.
+        """
         record = {**record_of(self.key), "secret": self.secret}
         write_private(path, json.dumps(record, indent=2) + "\n", replace=replace)
+        write_atomic(path.with_suffix(".pub"), self.key.public + "\n", PUBLIC_MODE)
 
 
 def fingerprint(public: str) -> str:

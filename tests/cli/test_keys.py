@@ -1,0 +1,100 @@
+"""`starsd keys`, as a person and as the deployer use it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from starsd_edge.cli.keys import command
+from starsd_edge.errors import ConfigError, StarSDError
+from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.pins import Pin, edge_keys, pin_service
+
+
+def keys(*arguments: str) -> str:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STARSD_KEYS", str(tmp_path / "keys"))
+    return tmp_path / "keys"
+
+
+def test_the_deployers_way_from_a_fresh_device_to_a_trusted_one(folder: Path, tmp_path: Path) -> None:
+    """generate, show --public on the device; trust NAME KEY --dir on the service."""
+    keys("generate", "--dir", str(folder), "--name", "device")
+    public = keys("show", "--dir", str(folder), "--public").strip()
+    assert (folder / "device.pub").read_text().strip() == public
+    assert stat.S_IMODE((folder / "device.key").stat().st_mode) == 0o600
+    trusted = str(tmp_path / "service" / "trusted")
+    keys("trust", "jet1", public, "--dir", trusted)
+    assert [entry["name"] for entry in json.loads(keys("list", "--json", "--dir", trusted))] == ["jet1"]
+    keys("revoke", "jet1", "--dir", trusted)
+    assert "nobody is let in yet" in keys("list", "--dir", trusted)
+
+
+def test_a_key_is_made_once(folder: Path) -> None:
+    first = json.loads(keys("generate", "--json"))
+    assert json.loads(keys("generate", "--json")) == first
+    assert "kept" in keys("generate")
+
+
+def test_rotation_makes_another_key_and_keeps_the_old_one_private(folder: Path) -> None:
+    first = json.loads(keys("generate", "--json"))
+    second = json.loads(keys("rotate", "--json"))
+    assert first["public"] != second["public"] == json.loads(keys("show", "--json"))["public"]
+    assert KeyPair.load(folder / "device.old.key").key.public == first["public"]
+    keys("trust", "jet1", first["public"])
+    with pytest.raises(StarSDError, match="--replace"):
+        keys("trust", "jet1", second["public"])
+    keys("trust", "jet1", second["public"], "--replace", "--keep-previous")
+    assert "and its previous key" in keys("list")
+
+
+def test_a_key_may_be_given_as_a_file(folder: Path) -> None:
+    keys("generate")
+    assert "jet1 is let in" in keys("trust", "jet1", str(folder / "device.pub"))
+    with pytest.raises(ConfigError, match="40 characters"):
+        keys("trust", "jet1", "no/such/file")
+
+
+def test_no_secret_is_ever_printed(folder: Path) -> None:
+    output = keys("generate") + keys("show") + keys("show", "--json") + keys("generate", "--json")
+    assert KeyPair.load(folder / "device.key").secret not in output
+
+
+def test_the_key_of_a_service_is_found_by_address_or_because_it_is_the_only_one(folder: Path) -> None:
+    one, other = KeyPair.generate("a").key.public, KeyPair.generate("b").key.public
+    keys("generate")
+    with pytest.raises(ConfigError, match="starsd keys pin"):
+        edge_keys("tcp://10.0.0.9:7700")
+    assert edge_keys("tcp://127.0.0.1:7700") is None
+    keys("pin", "bench", one)
+    found = edge_keys("tcp://10.0.0.9:7700")
+    assert found is not None
+    assert found.service == one
+    assert edge_keys("tcp://127.0.0.1:7700") is None
+    pin_service(folder, Pin("local", other, "tcp://127.0.0.1:7700"))
+    local = edge_keys("tcp://127.0.0.1:7700")
+    assert local is not None
+    assert local.service == other
+    pin_service(folder, Pin("second", other))
+    with pytest.raises(ConfigError, match="which of the services bench, second"):
+        edge_keys("tcp://10.0.0.9:7700")
+    given = edge_keys("tcp://10.0.0.9:7700", other)
+    assert given is not None
+    assert given.service == other
+
+
+def test_a_damaged_pin_is_named(folder: Path) -> None:
+    (folder / "services").mkdir(parents=True)
+    (folder / "services" / "bench.pub").write_text("")
+    with pytest.raises(ConfigError, match=r"bench\.pub"):
+        edge_keys("tcp://10.0.0.9:7700")
