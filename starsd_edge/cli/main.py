@@ -35,6 +35,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "export": CommandEntry("starsd_edge.cli.export", "Make a bundle of a model."),
     "bundle": CommandEntry("starsd_edge.cli.bundle", "Look at a bundle, or prove that it is whole."),
     "keys": CommandEntry("starsd_edge.cli.keys", "Make a device's key, and say whom a service lets in."),
+    "ping": CommandEntry("starsd_edge.cli.ping", "Measure the link to a draft service."),
 }
 
 

@@ -180,7 +180,7 @@ class EdgeLoop:
             try:
                 self._dealer.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                # Not connected, or a line so slow that eight messages wait: this link is of no use.
+                # Not connected, or a line that stands: this link is of no use.
                 self._obey(self._connection.lost(f"{self._address} takes no messages", time.monotonic()))
                 return
 

@@ -49,7 +49,9 @@ HANDSHAKE_MS = 2_000  # silent connections are thrown out before they use up the
 MAX_RETRANSMIT_MS = 10_000
 
 DEALER_MAX_FRAME_BYTES = 64 * 1024
-DEALER_SEND_MESSAGES = 8  # OPEN, two chunks, an update, a ping, a report, a goodbye
+# The protocol has at most a handful of messages under way; a pipe that is full means that the line stands.
+# Room for several times that, because ZeroMQ gives credit back only when half of it is used up.
+DEALER_SEND_MESSAGES = 32
 DEALER_RECEIVE_MESSAGES = 8
 CONNECT_TIMEOUT_MS = 3_000  # a lost SYN holds a socket for two minutes otherwise
 RECONNECT_FIRST_MS = 100
