@@ -26,6 +26,7 @@ __all__ = [
     "Close",
     "Drain",
     "Drained",
+    "EngineFree",
     "Event",
     "Evict",
     "EvictReason",
@@ -127,6 +128,11 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFree:
+    """No step runs, and all that came in has been told: the moment to choose the next step."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnded:
     """`growing`: beams that each session with an unfinished tree wants to run next. `failed`: sessions
     whose rows were refused; what else they have queued is dropped."""
@@ -145,7 +151,7 @@ class Drain:
     """Take no new session; finish what is under way."""
 
 
-Event: TypeAlias = Open | Arrive | Close | StepEnded | Tick | Drain
+Event: TypeAlias = Open | Arrive | Close | EngineFree | StepEnded | Tick | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +273,10 @@ class Scheduler:
             self._forget(event.key)
         elif isinstance(event, Tick):
             self._expire(event.now, actions)
-        else:
+        elif isinstance(event, Drain):
             self._draining = True
-        self._dispatch(actions)
+        else:
+            self._dispatch(actions)
         return actions
 
     @property
@@ -401,9 +408,9 @@ class Scheduler:
     # -------------------------------------------------------------------------------------- steps
 
     def _dispatch(self, actions: list[Action]) -> None:
-        """Work-conserving: while the engine is free and anyone is ready, a step runs."""
+        """Work-conserving: when the engine is free and anyone is ready, a step runs."""
         if self._stepping:
-            return
+            raise LocalProtocolError("the engine cannot be free while a step runs")
         turns = self._serial_turns() if self._policy is Policy.SERIAL else self._batched_turns()
         if turns:
             for turn in turns:

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -36,17 +37,22 @@ COMMANDS: dict[str, CommandEntry] = {
     "bundle": CommandEntry("starsd_edge.cli.bundle", "Look at a bundle, or prove that it is whole."),
     "keys": CommandEntry("starsd_edge.cli.keys", "Make a device's key, and say whom a service lets in."),
     "ping": CommandEntry("starsd_edge.cli.ping", "Measure the link to a draft service."),
+    "draft": CommandEntry("starsd_server.cli", "Serve draft heads to many edges, and make them."),
 }
 
 
 class LazyGroup(click.Group):
-    """A click group over COMMANDS."""
+    """A click group over a table of entries; a product's own group (`starsd draft`) is one, too."""
+
+    def __init__(self, *args: Any, entries: dict[str, CommandEntry] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._entries = COMMANDS if entries is None else entries
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self._entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
+        entry = self._entries.get(cmd_name)
         if entry is None:
             return None
         command = importlib.import_module(entry.module).command
@@ -54,7 +60,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, entry.summary) for name, entry in COMMANDS.items()]
+        rows = [(name, entry.summary) for name, entry in self._entries.items()]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)

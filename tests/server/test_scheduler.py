@@ -15,6 +15,7 @@ from starsd_server.scheduler import (
     Close,
     Drain,
     Drained,
+    EngineFree,
     Event,
     Evict,
     EvictReason,
@@ -52,7 +53,10 @@ class Desk:
         self.open_keys: set[SessionKey] = set()
 
     def send(self, event: Event) -> list[Action]:
+        """Tell it, and when the engine is free, say so: as the worker does after every batch of messages."""
         actions = self.scheduler.handle(event)
+        if self.step is None:
+            actions += self.scheduler.handle(EngineFree())
         for action in actions:
             if isinstance(action, Admit):
                 self.open_keys.add(action.key)
@@ -352,3 +356,6 @@ def test_events_that_cannot_happen_are_our_own_bugs() -> None:
     desk.open(key("d"))
     with pytest.raises(LocalProtocolError, match="open already"):
         desk.send(Open(key("d"), "head", 0.0))
+    desk.round(key("d"))
+    with pytest.raises(LocalProtocolError, match="while a step runs"):
+        desk.scheduler.handle(EngineFree())

@@ -11,16 +11,47 @@ the same, with fewer rows. A tree of four nodes is done after two or three steps
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from starsd_edge.types import Float32Array, TokenArray
+from starsd_edge.types import Float32Array, Float64Array, TokenArray
 
-__all__ = ["Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "candidates"]
+__all__ = ["Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts", "candidates"]
 
 BLOCK = 64  # columns whose maximum stands for all of them in the first pass of `candidates`
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCosts:
+    """What a device pays for verifying.
+
+    seconds  float64 [max_nodes] of a forward over 1, 2, ... nodes, never falling
+    wait_s   what a round costs besides
+    """
+
+    seconds: Float64Array
+    wait_s: float
+
+    def worth(self, probabilities: Float32Array) -> int:
+        """How many of the nodes below the root, given by falling probability, are worth verifying."""
+        rates = self._rates(probabilities)
+        return int(np.argmax(rates))
+
+    def floor(self, probabilities: Float32Array) -> float:
+        """The log-probability a node must exceed to pay, whatever else is found: the rate that is certain
+        already, times the least that any further node costs."""
+        least_s = float(np.diff(self.seconds).min(initial=np.inf)) if len(self.seconds) > 1 else 0.0
+        needed = float(self._rates(probabilities).max()) * least_s
+        return math.log(needed) if needed > 0 else -math.inf
+
+    def _rates(self, probabilities: Float32Array) -> Float64Array:
+        """Tokens per second with 0, 1, ... of the nodes."""
+        tokens = 1.0 + np.concatenate([[0.0], np.cumsum(probabilities, dtype=np.float64)])
+        rates: Float64Array = tokens / (self.wait_s + self.seconds[: len(tokens)])
+        return rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +61,13 @@ class GrowthLimits:
     max_nodes  nodes of the tree, root included
     top_k      children offered per beam, and beams per level
     steps      head steps after the extend step; nodes reach depth `steps + 1`
+    costs      what verifying costs where the tree goes: nodes that do not pay are not grown
     """
 
     max_nodes: int
     top_k: int
     steps: int
+    costs: VerifyCosts | None = None
 
     def __post_init__(self) -> None:
         if self.max_nodes < 1 or self.top_k < 1 or self.steps < 0:
@@ -106,13 +139,12 @@ class TreeGrowth:
         self.depth = 0
         self.beams: Beams | None = None
 
-    def add(self, log_probs: Float32Array, tokens: TokenArray, floor: float = -np.inf) -> Beams | None:
+    def add(self, log_probs: Float32Array, tokens: TokenArray) -> Beams | None:
         """Take the children of the rows that just ran and choose the next beams.
 
         Args:
             log_probs: float32 [b, k], best first in every row; one row, the root's, on the first call.
             tokens: int32 [b, k] draft-vocabulary ids.
-            floor: score below which the caller has no use for a node.
 
         Returns:
             The next step's rows, or None when no deeper node can enter the tree.
@@ -129,7 +161,7 @@ class TreeGrowth:
         self.depth += 1
         self.beams = None
         if self.depth <= self.limits.steps:
-            self._choose_beams(scores, start, log_probs.shape[1], floor)
+            self._choose_beams(scores, start, log_probs.shape[1])
         return self.beams
 
     def scores(self) -> Float32Array:
@@ -138,14 +170,16 @@ class TreeGrowth:
         return best
 
     def finish(self) -> GrownTree:
-        """The tree below the root, at most `max_nodes - 1` nodes."""
+        """The tree below the root: at most `max_nodes - 1` nodes, and none that does not pay."""
         scores = self._scores[: self._count]
         kept = np.argsort(-scores, kind="stable")[: self.limits.max_nodes - 1]
+        if self.limits.costs is not None:
+            kept = kept[: self.limits.costs.worth(np.exp(scores[kept]))]
         node_of = np.full(self._count + 1, 0, np.int32)  # the last entry answers index -1: the root is node 0
         node_of[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
         return GrownTree(self._tokens[kept], node_of[self._parents[kept]], scores[kept], kept)
 
-    def _choose_beams(self, scores: Float32Array, start: int, width: int, floor: float) -> None:
+    def _choose_beams(self, scores: Float32Array, start: int, width: int) -> None:
         """The `top_k` best of the newest level, less those that cannot have a child in the tree."""
         limits = self.limits
         order = np.argsort(-scores, kind="stable")[: limits.top_k]
@@ -155,7 +189,9 @@ class TreeGrowth:
             self._floor = max(self._floor, float(np.partition(self._scores[: self._count], -room)[-room]))
         elif room == 0:
             self._floor = np.inf
-        order = order[scores[order] > max(self._floor, floor)]
+        if limits.costs is not None:
+            self._floor = max(self._floor, limits.costs.floor(np.exp(self.scores())))
+        order = order[scores[order] > self._floor]
         if len(order):
             self._beam_pool = order + start
             self.beams = Beams(self._tokens[self._beam_pool], order // width, self.depth)

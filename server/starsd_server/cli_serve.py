@@ -1,0 +1,139 @@
+"""`starsd draft serve`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from starsd_server.config import HeadSource, ServiceConfig
+from starsd_server.scheduler import Limits, Policy
+from starsd_server.service import Service
+
+__all__ = ["command"]
+
+DEFAULTS = Limits()
+AT_LEAST_ONE = click.IntRange(1)
+
+
+@click.command("serve")
+@click.option(
+    "--head",
+    "heads",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A draft head's folder; may be given several times. Without it: the embedded model's head.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="The target of the head at the same place (bundle, GGUF file or Hugging Face folder); needed once.",
+)
+@click.option("--bind", default="tcp://127.0.0.1:7731", show_default=True, help="Endpoint; port 0: any free.")
+@click.option("--monitor", default="", help="Endpoint that `starsd monitor` watches.")
+@click.option("--keys", type=click.Path(path_type=Path), help="Keys folder; needed off this machine.")
+@click.option("--name", default="starsd", show_default=True, help="The service's name.")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "int8", "float32", "float16", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="How the head's matrices are held.",
+)
+@click.option(
+    "--threads", default=1, show_default=True, type=click.IntRange(1), help="CPU threads of the head."
+)
+@click.option(
+    "--scheduler",
+    type=click.Choice([policy.value for policy in Policy]),
+    default=Policy.BATCHED.value,
+    show_default=True,
+    help="serial: whole trees of one session after another, as a baseline.",
+)
+@click.option("--max-sessions", default=DEFAULTS.max_sessions, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--device-sessions", default=DEFAULTS.device_sessions, show_default=True, type=click.IntRange(1)
+)
+@click.option(
+    "--max-len", default=2048, show_default=True, type=click.IntRange(16), help="Tokens of a session."
+)
+@click.option("--json-status", is_flag=True, help="Print the ready line as JSON.")
+def command(
+    heads: tuple[Path, ...],
+    targets: tuple[Path, ...],
+    bind: str,
+    monitor: str,
+    keys: Path | None,
+    name: str,
+    device: str,
+    precision: str,
+    threads: int,
+    scheduler: str,
+    max_sessions: int,
+    device_sessions: int,
+    max_len: int,
+    json_status: bool,
+) -> None:
+    """Draft for many edges. Prints one line when it serves; SIGTERM lets rounds under way finish."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    sources = head_sources(heads, targets)
+    config = ServiceConfig(
+        heads=sources,
+        bind=bind,
+        folder="",
+        monitor=monitor,
+        keys=str(keys) if keys else "",
+        name=name,
+        software=software(),
+        device=device,
+        precision=precision,
+        threads=threads,
+        scheduler=scheduler,
+        limits=Limits(max_sessions=max_sessions, device_sessions=device_sessions),
+        max_len=max_len,
+    )
+    service = Service(config)
+    try:
+        ready = service.start()
+        if json_status:
+            status = {
+                "event": "ready",
+                "address": ready.address,
+                "monitor": ready.monitor,
+                "pids": service.pids,
+            }
+            print(json.dumps(status), flush=True)  # noqa: T201  # what programs wait for
+        else:
+            watched = f", monitor at {ready.monitor}" if ready.monitor else ""
+            click.echo(f"starsd: drafting at {ready.address}{watched}")
+        service.run()
+    finally:
+        service.close()
+
+
+def head_sources(heads: tuple[Path, ...], targets: tuple[Path, ...]) -> tuple[HeadSource, ...]:
+    """Heads and their targets, in pairs. Raises UsageError when there are more targets than heads."""
+    if not heads:
+        from starsd_server.heads.checkpoint import EMBEDDED_HEAD
+
+        heads = (EMBEDDED_HEAD,)
+    if len(targets) > len(heads):
+        raise click.UsageError(f"{len(targets)} targets for {len(heads)} heads")
+    padded = [*map(str, targets), *[""] * (len(heads) - len(targets))]
+    return tuple(HeadSource(str(head), target) for head, target in zip(heads, padded, strict=True))
+
+
+def software() -> str:
+    try:
+        return f"starsd {version('starsd-edge')}"
+    except PackageNotFoundError:  # run from a checkout
+        return "starsd"

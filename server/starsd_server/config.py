@@ -1,0 +1,50 @@
+"""What a draft service is told at its start; its processes get it as one line of JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from starsd_server.scheduler import Limits
+
+__all__ = ["HeadSource", "ServiceConfig"]
+
+
+class HeadSource(msgspec.Struct, frozen=True):
+    """A head's folder, and the target it borrows from, where the folder does not hold that part."""
+
+    folder: str
+    target: str = ""
+
+
+class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One service.
+
+    bind         tcp:// or ipc:// endpoint; port 0 takes a free one
+    monitor      endpoint for snapshots; "" publishes none
+    keys         folder with the service's key and the trusted devices; "" only on this machine
+    folder       private folder for the socket between the processes
+    device       "cpu" or "cuda"
+    threads      of the head's matrix products on a CPU
+    max_steps    head steps of one tree after the first
+    drain_s      how long rounds are still answered after SIGTERM
+    memory_mib   address space of the gateway: what a hostile peer can make it take
+    """
+
+    heads: tuple[HeadSource, ...]
+    bind: str
+    folder: str
+    monitor: str = ""
+    keys: str = ""
+    name: str = "starsd"
+    software: str = "starsd"
+    device: str = "cpu"
+    precision: str = "auto"
+    threads: int = 1
+    scheduler: str = "batched"
+    limits: Limits = Limits()
+    max_len: int = 2048
+    max_nodes: int = 64
+    top_k: int = 10
+    max_steps: int = 7
+    drain_s: float = 2.0
+    memory_mib: int = 1024

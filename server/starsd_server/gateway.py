@@ -1,0 +1,244 @@
+"""The process that owns the socket: it lets in, decodes, checks and passes on, and holds nothing else.
+
+A peer, even an authenticated one, can make a ZeroMQ ROUTER process grow or die. So this one is small: its
+memory is capped, it is restarted at once when it goes, and no session notices more than a lost message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import resource
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+import zmq
+
+from starsd_edge.errors import ResourceError, StarSDError, UsageError
+from starsd_edge.link.sockets import make_context, seed_libc
+from starsd_edge.protocol.codec import decode, encode, kind_of
+from starsd_edge.protocol.messages import Busy, BusyReason, Error, ErrorCode, Head, MessageKind, WireError
+from starsd_edge.protocol.telemetry import GatewaySnapshot, decode_snapshot
+from starsd_server import child
+from starsd_server.config import ServiceConfig
+from starsd_server.ipc import (
+    DeviceLink,
+    GatewayState,
+    connect_worker_socket,
+    pack_from_edge,
+    pack_state,
+    unpack_in_gateway,
+)
+from starsd_server.peers import open_peers
+
+__all__ = ["main"]
+
+log = logging.getLogger("starsd.gateway")
+
+STATE_S = 0.5
+WORKER_LOOK_MS = 10
+LAST_REPLIES_MS = 200
+MESSAGES_AT_ONCE = 64  # from one side before the other is looked at
+RETRY_STARTING_MS = 500  # the engine process is back within seconds
+MAX_ADDRESSES = 1024  # devices whose counters are kept
+
+
+class Gateway:
+    """ROUTER on one side, the worker's socket on the other."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._context = make_context()
+        self._peers = open_peers(self._context, config)
+        self._router = self._peers.open_socket()
+        self._address = bind(self._router, config.bind)
+        self._monitor = self._peers.open_publisher(config.monitor) if config.monitor else None
+        self._worker = connect_worker_socket(self._context, Path(config.folder), bind=False)
+        self._poller = zmq.Poller()
+        for socket in (self._router, self._worker):
+            self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._counts = GatewaySnapshot()
+        self._devices: OrderedDict[str, DeviceLink] = OrderedDict()
+        self._routes: dict[bytes, str] = {}
+        self._next_state_s = 0.0
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def monitor_address(self) -> str:
+        return "" if self._monitor is None else self._monitor.endpoint
+
+    def run(self) -> None:
+        """Pass messages until the service is gone; says that it is ready once there is a worker."""
+        ready_said = False
+        while True:
+            ready = dict(self._poller.poll(int(STATE_S * 1e3) if ready_said else WORKER_LOOK_MS))
+            if not ready_said and self._worker.poll(0, zmq.POLLOUT):
+                child.tell_ready(address=self.address, monitor=self.monitor_address)
+                ready_said = True
+            if sys.stdin.fileno() in ready and child.read_command() is None:
+                self._from_worker()  # its last replies
+                self._router.close(linger=LAST_REPLIES_MS)
+                return
+            if self._router in ready:
+                self._from_edges()
+            if self._worker in ready:
+                self._from_worker()
+            self._tell_state()
+
+    # ------------------------------------------------------------------------------------------- up
+
+    def _from_edges(self) -> None:
+        for _ in range(MESSAGES_AT_ONCE):
+            try:
+                route, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            arrived_ns = time.monotonic_ns()
+            self._pass_up(route.bytes, frames, arrived_ns)
+
+    def _pass_up(self, route: bytes, parts: list[zmq.Frame], arrived_ns: int) -> None:
+        if not parts:
+            self._drop("empty")
+            return
+        device = self._peers.device_of(route, parts[0])
+        if device is None:
+            self._drop("revoked")
+            self._send(route, encode(Error(Head(0), ErrorCode.REVOKED, "this device's key is not trusted")))
+            return
+        frames = [part.bytes for part in parts]
+        try:
+            message = decode(frames)
+        except WireError as error:
+            self._drop(error.code.name.lower())
+            log.warning("%s: %s: %s", device, error.code.name, error)
+            self._send(route, encode(Error(error.head or Head(0), error.code, str(error))))
+            return
+        self._peers.noticed(route, message)
+        device = self._peers.device_of(route, parts[0]) or device  # a HELLO may just have named it
+        self._count_up(device, route, parts[0], sum(map(len, frames)))
+        try:
+            self._worker.send_multipart(pack_from_edge(route, device, arrived_ns, frames), zmq.NOBLOCK)
+        except zmq.Again:
+            self._drop("no engine")
+            busy = Busy(message.head, RETRY_STARTING_MS, BusyReason.STARTING)
+            if kind_of(message) in WANT_AN_ANSWER:
+                self._send(route, encode(busy))
+
+    # ----------------------------------------------------------------------------------------- down
+
+    def _from_worker(self) -> None:
+        for _ in range(MESSAGES_AT_ONCE):
+            try:
+                parts = self._worker.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            outgoing = unpack_in_gateway(parts)
+            if isinstance(outgoing, bytes):
+                self._publish(outgoing)
+            else:
+                self._send(outgoing.route, outgoing.frames)
+
+    def _send(self, route: bytes, frames: list[bytes]) -> None:
+        """Never waits: a peer that does not read loses the message, and asks again when it does."""
+        try:
+            self._router.send_multipart([route, *frames], zmq.NOBLOCK)
+        except zmq.Again:
+            self._drop("slow peer")
+            return
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            self._drop("gone peer")
+            return
+        size = sum(map(len, frames))
+        self._counts.messages_down += 1
+        self._counts.bytes_down += size
+        link = self._devices.get(self._routes.get(route, ""))
+        if link is not None:
+            link.bytes_down += size
+
+    def _publish(self, payload: bytes) -> None:
+        if self._monitor is not None:
+            self._monitor.publish(decode_snapshot(payload))
+
+    # ------------------------------------------------------------------------------------- counting
+
+    def _count_up(self, device: str, route: bytes, frame: zmq.Frame, size: int) -> None:
+        self._counts.messages_up += 1
+        self._counts.bytes_up += size
+        link = self._devices.get(device)
+        if link is None:
+            link = self._devices[device] = DeviceLink(self._peers.fingerprint(device))
+            if len(self._devices) > MAX_ADDRESSES:
+                self._devices.popitem(last=False)
+        link.bytes_up += size
+        if self._routes.get(route) != device:
+            if len(self._routes) >= 4 * MAX_ADDRESSES:
+                self._routes.clear()
+            self._routes[route] = device
+            with contextlib.suppress(zmq.ZMQError):
+                link.address = str(frame.get("Peer-Address"))
+
+    def _drop(self, reason: str) -> None:
+        self._counts.dropped[reason] = self._counts.dropped.get(reason, 0) + 1
+
+    def _tell_state(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_state_s:
+            return
+        self._next_state_s = now_s + STATE_S
+        self._peers.refresh()
+        self._counts.refused_peers = self._peers.refused()
+        watched = self._monitor is not None and self._monitor.wanted
+        state = GatewayState(self._counts, dict(self._devices), watched)
+        with contextlib.suppress(zmq.Again):
+            self._worker.send_multipart(pack_state(state), zmq.NOBLOCK)
+
+
+WANT_AN_ANSWER = (MessageKind.HELLO, MessageKind.OPEN, MessageKind.PREFILL, MessageKind.UPDATE)
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """The endpoint, with the port that 0 became.
+
+    Raises ResourceError when the port is taken, UsageError when the endpoint is none."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ResourceError(
+                f"{endpoint} is in use: stop what listens there or choose another port"
+            ) from error
+        raise UsageError(f"{endpoint} cannot be bound: {error.strerror}") from error
+    if not endpoint.startswith("tcp://"):
+        return endpoint
+    # ZeroMQ tells 127.0.0.1 as [::ffff:127.0.0.1]: keep what the user wrote, and take the port alone.
+    port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    return f"{endpoint.rpartition(':')[0]}:{port}"
+
+
+def cap_memory(mib: int) -> None:
+    """Whatever a peer sends, this process takes no more; it dies and is started again."""
+    resource.setrlimit(resource.RLIMIT_AS, (mib * 2**20, mib * 2**20))
+
+
+def main() -> None:
+    config = child.read_config(ServiceConfig)
+    cap_memory(config.memory_mib)
+    seed_libc()
+    try:
+        gateway = Gateway(config)
+    except StarSDError as error:
+        child.tell_failed(error)
+        return
+    gateway.run()
+
+
+if __name__ == "__main__":
+    main()

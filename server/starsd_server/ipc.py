@@ -1,0 +1,138 @@
+"""Gateway and worker speak over a local socket in a private folder: the link's own frames, with an address.
+
+    gateway -> worker   MESSAGE  route  device  arrival  frame...      a message that the codec accepted
+                        STATE    JSON of GatewayState                  twice a second
+    worker -> gateway   MESSAGE  route  frame...                       a reply
+                        SNAPSHOT JSON of a ServiceSnapshot             for whoever watches
+
+`route` is where the gateway's ROUTER sends a reply: the connection that the device's latest message came on.
+`arrival` is CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import zmq
+
+from starsd_edge.protocol.telemetry import GatewaySnapshot
+
+__all__ = [
+    "DeviceLink",
+    "FromEdge",
+    "GatewayState",
+    "ToEdge",
+    "connect_worker_socket",
+    "pack_from_edge",
+    "pack_snapshot",
+    "pack_state",
+    "pack_to_edge",
+    "private_folder",
+    "unpack_in_gateway",
+    "unpack_in_worker",
+]
+
+MESSAGE, STATE, SNAPSHOT = b"\x01", b"\x02", b"\x03"
+ARRIVAL = struct.Struct("<Q")
+QUEUE_MESSAGES = 1024  # of all edges together; beyond it the gateway says BUSY
+SOCKET_NAME = "engine.sock"
+
+
+class DeviceLink(msgspec.Struct):
+    """What the gateway knows of a device."""
+
+    fingerprint: str = ""
+    address: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class GatewayState(msgspec.Struct):
+    """The gateway's own counters, for the snapshot, and whether anybody watches."""
+
+    gateway: GatewaySnapshot
+    devices: dict[str, DeviceLink] = {}
+    watched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FromEdge:
+    """A message of an authenticated device."""
+
+    route: bytes
+    device: str
+    arrived_s: float
+    frames: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ToEdge:
+    route: bytes
+    frames: list[bytes]
+
+
+Frames: TypeAlias = Sequence[bytes]
+
+
+def private_folder() -> Path:
+    """A new folder that only this user can enter: whoever can connect to the socket in it is trusted."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(tempfile.mkdtemp(prefix="starsd-", dir=base if base and os.access(base, os.W_OK) else None))
+
+
+def connect_worker_socket(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, *, bind: bool
+) -> zmq.Socket[bytes]:
+    """Either end. The worker binds, so that a gateway can die and come back."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
+    address = f"ipc://{folder / SOCKET_NAME}"
+    if bind:
+        socket.bind(address)
+    else:
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # without a worker a send fails, and the edge is told
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.connect(address)
+    return socket
+
+
+def pack_from_edge(route: bytes, device: str, arrived_ns: int, frames: Frames) -> list[bytes]:
+    return [MESSAGE, route, device.encode(), ARRIVAL.pack(arrived_ns), *frames]
+
+
+def pack_to_edge(route: bytes, frames: Frames) -> list[bytes]:
+    return [MESSAGE, route, *frames]
+
+
+def pack_state(state: GatewayState) -> list[bytes]:
+    return [STATE, msgspec.json.encode(state)]
+
+
+def pack_snapshot(payload: bytes) -> list[bytes]:
+    return [SNAPSHOT, payload]
+
+
+def unpack_in_worker(parts: list[bytes]) -> FromEdge | GatewayState:
+    if parts[0] == STATE:
+        return _STATE_DECODER.decode(parts[1])
+    _, route, device, arrival, *frames = parts
+    return FromEdge(route, device.decode(), ARRIVAL.unpack(arrival)[0] / 1e9, frames)
+
+
+def unpack_in_gateway(parts: list[bytes]) -> ToEdge | bytes:
+    """A reply, or the JSON of a snapshot."""
+    if parts[0] == SNAPSHOT:
+        return parts[1]
+    return ToEdge(parts[1], parts[2:])
+
+
+_STATE_DECODER = msgspec.json.Decoder(GatewayState)

@@ -1,0 +1,196 @@
+"""`starsd draft serve`: starts the two processes, watches them, and lets them go in order.
+
+The worker holds heads and sessions, the gateway the socket. A gateway that dies is back within a second and
+no session is lost; a worker that dies is started again, and the edges prefill again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from starsd_edge import errors
+from starsd_edge.errors import ResourceError, StarSDError
+from starsd_server.child import DRAIN, Report
+from starsd_server.config import ServiceConfig
+from starsd_server.ipc import private_folder
+
+__all__ = ["Ready", "Service"]
+
+log = logging.getLogger("starsd.service")
+
+WORKER, GATEWAY = "starsd_server.worker", "starsd_server.gateway"
+RESTARTS_ALLOWED = 10  # of one process within a minute; beyond it something is broken for good
+RESTART_WINDOW_S = 60.0
+EXIT_GRACE_S = 3.0  # for a child to leave after its input ended
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Where the service can be reached."""
+
+    address: str
+    monitor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A child's process is over."""
+
+    process: Child
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    process: Child
+    report: Report
+
+
+class Child:
+    """One process and the thread that reads what it says."""
+
+    def __init__(self, module: str, config: ServiceConfig, events: queue.Queue[Exited | Said | int]) -> None:
+        self.module = module
+        self.started_s = time.monotonic()
+        self._events = events
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.tell(msgspec.json.encode(config).decode())
+        threading.Thread(target=self._read, daemon=True, name=f"{module} output").start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone: the thread reports its exit
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def end(self) -> None:
+        """Close its input and see it leave."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self._events.put(Said(self, msgspec.json.decode(line, type=Report)))
+        self._events.put(Exited(self, self._process.wait()))
+
+
+class Service:
+    """Both processes. `run` returns when a signal has drained them."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._folder: Path = private_folder()
+        self._config = msgspec.structs.replace(config, folder=str(self._folder))
+        self._events: queue.Queue[Exited | Said | int] = queue.Queue()
+        self._children: dict[str, Child] = {}
+        self._restarts: dict[str, list[float]] = {WORKER: [], GATEWAY: []}
+        self._draining = False
+
+    def start(self) -> Ready:
+        """Start both and wait until they serve.
+
+        Raises:
+            BundleError, ResourceError, UsageError: as the process that could not start said it.
+        """
+        # The worker binds the socket between the two, the gateway the one outside: neither waits.
+        for module in (WORKER, GATEWAY):
+            self._children[module] = Child(module, self._config, self._events)
+        ready: dict[str, Report] = {}
+        while len(ready) < len(self._children):
+            event = self._events.get()
+            if isinstance(event, Said) and event.report.event == "ready":
+                ready[event.process.module] = event.report
+            elif isinstance(event, Said):
+                raise _error_of(event.report)
+            elif isinstance(event, Exited):
+                raise ResourceError(
+                    f"{event.process.module} ended with code {event.code} before it was ready"
+                )
+        facts = ready[GATEWAY].facts
+        # Whoever restarts the gateway must give the same port again.
+        self._config = msgspec.structs.replace(self._config, bind=facts["address"], monitor=facts["monitor"])
+        return Ready(facts["address"], facts["monitor"])
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain. Raises ResourceError when a process will not stay."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        while True:
+            try:
+                event = self._events.get(timeout=1.0)
+            except queue.Empty:
+                continue  # wakes up so that signals are handled
+            if isinstance(event, int):
+                if self._draining:
+                    return  # a second signal does not wait
+                self._draining = True
+                log.info("draining: no new sessions, rounds under way are finished")
+                self._children[WORKER].tell(DRAIN)
+            elif isinstance(event, Exited):
+                if self._draining and event.process.module == WORKER:
+                    return
+                self._restart(event)
+            elif event.report.event == "failed":
+                raise _error_of(event.report)
+
+    def close(self) -> None:
+        """End both processes and remove what they left."""
+        for child in self._children.values():
+            child.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of "worker" and "gateway"."""
+        return {module.rpartition(".")[2]: child.pid for module, child in self._children.items()}
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._events.put(number)
+
+    def _restart(self, event: Exited) -> None:
+        module = event.process.module
+        if self._children[module] is not event.process:
+            return
+        now_s = time.monotonic()
+        recent = [at for at in self._restarts[module] if now_s - at < RESTART_WINDOW_S]
+        self._restarts[module] = [*recent, now_s]
+        name = module.rpartition(".")[2]
+        if len(recent) >= RESTARTS_ALLOWED:
+            raise ResourceError(
+                f"the {name} process ended {RESTARTS_ALLOWED} times within a minute: giving up"
+            )
+        log.warning("the %s process ended with code %d: starting it again", name, event.code)
+        self._children[module] = Child(module, self._config, self._events)
+
+
+def _error_of(report: Report) -> StarSDError:
+    """The error that a child could not go on from."""
+    kind = getattr(errors, report.error, StarSDError)
+    assert issubclass(kind, StarSDError)
+    return kind(report.text)

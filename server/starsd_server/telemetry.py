@@ -1,0 +1,275 @@
+"""What happened, counted for the monitor, the log and Prometheus; and the snapshots made of it.
+
+The service knows queue and draft times and sizes; what verification made of a tree it knows from the hints
+of the next update, or, better, from the edge's own report where there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from starsd_edge.latency import Histogram
+from starsd_edge.protocol.messages import ErrorCode
+from starsd_edge.protocol.server_connection import Greeted, RowsArrived, ServiceOffer
+from starsd_edge.protocol.session_table import SessionKey
+from starsd_edge.protocol.telemetry import (
+    DeviceSnapshot,
+    EdgeReport,
+    EdgeSession,
+    EngineSnapshot,
+    HeadSnapshot,
+    Mode,
+    ServiceSnapshot,
+    SessionSnapshot,
+    SessionState,
+    Stage,
+    Work,
+)
+from starsd_server.ipc import DeviceLink, GatewayState
+from starsd_server.scheduler import EvictReason, Limits, Policy, Refuse, Turn
+
+__all__ = ["Recorder", "SessionFacts", "hardware_name"]
+
+log = logging.getLogger("starsd.service")
+
+FRESH_S = 15.0  # a device unheard of for longer than a heartbeat timeout and a half is not connected
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """What only the sessions themselves know, for a snapshot."""
+
+    key: SessionKey
+    head: str
+    state: SessionState
+    committed_len: int
+    kv_rows: int
+
+
+@dataclass(slots=True)
+class _SessionRecord:
+    opened_s: float
+    heard_s: float
+    work: Work = field(default_factory=Work)
+
+
+@dataclass(slots=True)
+class _DeviceRecord:
+    heard_s: float
+    work: Work = field(default_factory=Work)
+    refusals: Counter[str] = field(default_factory=Counter)
+    report: EdgeReport | None = None
+    software: str = ""
+    dtype: str = ""
+    greetings: int = 0
+    complaint: str = ""
+
+
+class Recorder:
+    """Counters of one service, from its start on."""
+
+    def __init__(self, offer: ServiceOffer, limits: Limits, policy: Policy, hardware: str = "") -> None:
+        self._offer, self._limits, self._policy, self._hardware = offer, limits, policy, hardware
+        self._engine = EngineSnapshot()
+        self._devices: dict[str, _DeviceRecord] = {}
+        self._sessions: dict[SessionKey, _SessionRecord] = {}
+        self._sequence = 0
+        self._started_s: float | None = None
+        self.rounds = 0
+
+    # ---------------------------------------------------------------------------------- what happened
+
+    def heard(self, device: str, now_s: float) -> None:
+        record = self._devices.get(device)
+        if record is not None:
+            record.heard_s = now_s
+
+    def greeted(self, key: SessionKey, event: Greeted, now_s: float) -> None:
+        device = self._devices.setdefault(key.device, _DeviceRecord(now_s))
+        device.software, device.greetings = event.hello.software, device.greetings + 1
+        device.dtype = event.hello.dtypes[0]
+        self._sessions.setdefault(key, _SessionRecord(now_s, now_s))
+        log.info("session %s of %s: head %s", _name(key), key.device, event.head.name)
+
+    def opened(self, key: SessionKey, now_s: float) -> None:
+        self._sessions[key].heard_s = now_s
+
+    def rows_arrived(self, key: SessionKey, event: RowsArrived, now_s: float) -> None:
+        session, device = self._sessions[key], self._devices[key.device]
+        session.heard_s = now_s
+        for work in (session.work, device.work):
+            work.tokens += len(event.tokens)
+            if event.hints is None:
+                work.prompt_tokens += len(event.tokens)
+                work.tokens -= len(event.tokens)
+                continue
+            work.accepted_tokens += event.hints.num_accepted
+            if event.hints.verify_us:
+                _time(work, Stage.VERIFY, event.hints.verify_us / 1e6)
+            if event.hints.link_us:
+                _time(work, Stage.LINK, event.hints.link_us / 1e6)
+
+    def drafted(self, key: SessionKey, nodes: int, queue_s: float, draft_s: float) -> None:
+        self.rounds += 1
+        for work in (self._sessions[key].work, self._devices[key.device].work):
+            work.num_drafts += 1
+            work.draft_tokens += nodes - 1
+            work.tree_nodes.add(nodes)
+            _time(work, Stage.QUEUE, queue_s)
+            _time(work, Stage.DRAFT, draft_s)
+
+    def overtaken(self, key: SessionKey) -> None:
+        for work in (self._sessions[key].work, self._devices[key.device].work):
+            work.stale_trees += 1
+
+    def stepped(self, turns: Iterable[Turn], started_s: float, ended_s: float) -> None:
+        engine = self._engine
+        engine.steps += 1
+        engine.busy_s += ended_s - started_s
+        engine.step_s.add(ended_s - started_s)
+        engine.batch_rows.add(float(max(1, sum(turn.rows for turn in turns))))
+
+    def demanded(self, seconds: float) -> None:
+        """Time in which somebody waited, in a step or for one."""
+        self._engine.demand_s += seconds
+
+    def pinged(self, key: SessionKey) -> None:
+        if key in self._sessions:
+            self._sessions[key].heard_s = max(self._sessions[key].heard_s, self._devices[key.device].heard_s)
+
+    def reported(self, device: str, body: EdgeReport, now_s: float) -> None:
+        self._devices.setdefault(device, _DeviceRecord(now_s)).report = body
+
+    def refused(self, key: SessionKey, refusal: Refuse) -> None:
+        reason = refusal.reason.value
+        self._engine.refusals[reason] = self._engine.refusals.get(reason, 0) + 1
+        if key.device in self._devices:
+            self._devices[key.device].refusals[reason] += 1
+        log.info(
+            "session %s of %s: refused (%s), retry after %.1f s",
+            _name(key),
+            key.device,
+            reason,
+            refusal.retry_after_s,
+        )
+
+    def violated(self, key: SessionKey, code: ErrorCode, text: str) -> None:
+        if key.device in self._devices:
+            device = self._devices[key.device]
+            device.refusals[code.name.lower()] += 1
+            device.complaint = text[:240]
+        log.warning("session %s of %s: %s: %s", _name(key), key.device, code.name, text)
+
+    def evicted(self, key: SessionKey, reason: EvictReason) -> None:
+        self._engine.evictions += 1
+        log.info("session %s of %s: evicted (%s)", _name(key), key.device, reason.value)
+
+    def lease_over(self, key: SessionKey) -> None:
+        log.info("session %s of %s: lease over", _name(key), key.device)
+
+    def closed(self, key: SessionKey) -> None:
+        self._sessions.pop(key, None)
+        log.info("session %s of %s: closed", _name(key), key.device)
+
+    # -------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(
+        self, now_s: float, facts: list[SessionFacts], gateway: GatewayState, draining: bool
+    ) -> ServiceSnapshot:
+        """The service at this moment; cheap enough for twice a second."""
+        self._started_s = now_s if self._started_s is None else self._started_s
+        self._sequence += 1
+        engine = self._engine
+        engine.hardware, engine.scheduler = self._hardware, self._policy.value
+        engine.queue_depth = sum(fact.state is SessionState.QUEUED for fact in facts)
+        engine.active_sessions = sum(fact.state is not SessionState.EVICTED for fact in facts)
+        engine.max_sessions = self._limits.max_sessions
+        engine.kv_rows_used = sum(fact.kv_rows for fact in facts)
+        engine.kv_rows_total = sum(head.max_len for head in self._offer.heads) * self._limits.max_sessions
+        return ServiceSnapshot(
+            boot_id=f"{self._offer.boot_id:016x}",
+            sequence=self._sequence,
+            uptime_s=now_s - self._started_s,
+            service=self._offer.service,
+            software=self._offer.software,
+            draining=draining,
+            heads=[HeadSnapshot(head.name, head.identity.target) for head in self._offer.heads],
+            engine=engine,
+            gateway=gateway.gateway,
+            devices=[
+                self._device(name, record, facts, gateway.devices.get(name, DeviceLink()), now_s)
+                for name, record in self._devices.items()
+            ],
+        )
+
+    def _device(
+        self, name: str, record: _DeviceRecord, facts: list[SessionFacts], link: DeviceLink, now_s: float
+    ) -> DeviceSnapshot:
+        report = record.report
+        told = {session.session: session for session in report.sessions} if report is not None else {}
+        record.work.bytes_up, record.work.bytes_down = link.bytes_up, link.bytes_down
+        return DeviceSnapshot(
+            device=name,
+            fingerprint=link.fingerprint,
+            address=link.address,
+            software=record.software,
+            feature_dtype=record.dtype,
+            connected=now_s - record.heard_s < FRESH_S,
+            quiet_s=now_s - record.heard_s,
+            reason=record.complaint,
+            reconnects=max(0, report.reconnects if report is not None else record.greetings - 1),
+            jitter_s=report.jitter_s if report is not None else 0.0,
+            refusals=dict(record.refusals),
+            plain_tokens_per_s=report.plain_tokens_per_s if report is not None else None,
+            work=record.work,
+            sessions=[
+                self._session(fact, told.get(_name(fact.key)), now_s)
+                for fact in facts
+                if fact.key.device == name
+            ],
+            board=report.board if report is not None else None,
+            energy=report.energy if report is not None else None,
+        )
+
+    def _session(self, fact: SessionFacts, told: EdgeSession | None, now_s: float) -> SessionSnapshot:
+        record = self._sessions[fact.key]
+        own = record.work
+        if told is not None:
+            work = told.work
+            for stage in (Stage.QUEUE, Stage.DRAFT):
+                if stage in own.stages:
+                    work.stages[stage] = own.stages[stage]
+        return SessionSnapshot(
+            session=_name(fact.key),
+            head=fact.head,
+            state=fact.state,
+            mode=told.mode if told is not None else Mode.DRAFTING if own.num_drafts else Mode.IDLE,
+            reason=told.reason if told is not None else "",
+            committed_len=fact.committed_len,
+            kv_rows=fact.kv_rows,
+            age_s=now_s - record.opened_s,
+            quiet_s=now_s - record.heard_s,
+            work=told.work if told is not None else own,
+        )
+
+
+def hardware_name(threads: int) -> str:
+    """What the engine runs on, for people."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.machine()
+    return f"{model}, {threads} thread{'s' if threads > 1 else ''}"[:80]
+
+
+def _name(key: SessionKey) -> str:
+    return f"{key.session:016x}"
+
+
+def _time(work: Work, stage: Stage, seconds: float) -> None:
+    work.stages.setdefault(stage, Histogram()).add(max(0.0, seconds))

@@ -1,0 +1,209 @@
+"""The process that holds the heads and all session state: drain, receive, step, reply; no sockets but one.
+
+Whatever arrived while a step ran is received before the next one is chosen, so a session waits for at most
+the step under way. Reads its configuration and commands on standard input, where the end of input means that
+the service is gone; says on standard output that it is ready, or why not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+
+import torch
+import zmq
+
+from starsd_edge.errors import StarSDError
+from starsd_edge.protocol.codec import decode
+from starsd_edge.protocol.messages import WireError
+from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
+from starsd_edge.protocol.telemetry import GatewaySnapshot, encode_snapshot
+from starsd_server import child
+from starsd_server.config import ServiceConfig
+from starsd_server.engine import Engine
+from starsd_server.heads.checkpoint import load_head, read_manifest
+from starsd_server.ipc import (
+    FromEdge,
+    GatewayState,
+    connect_worker_socket,
+    pack_snapshot,
+    pack_to_edge,
+    unpack_in_worker,
+)
+from starsd_server.rows import Precision, RowHead, int8_available
+from starsd_server.scheduler import Policy
+from starsd_server.sessions import Sessions, TreeShape
+from starsd_server.telemetry import Recorder, hardware_name
+
+__all__ = ["main"]
+
+log = logging.getLogger("starsd.worker")
+
+TICK_S = 1.0  # leases are tens of seconds
+SNAPSHOT_S = 0.5
+LAST_REPLIES_MS = 500
+MESSAGES_AT_ONCE = 256  # received between two steps: the loop stays responsive whatever comes in
+
+
+class Worker:
+    """The loop around `Sessions`."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        torch.set_num_threads(config.threads)
+        offer, engines = open_heads(config)
+        policy = Policy(config.scheduler)
+        recorder = Recorder(offer, config.limits, policy, hardware_name(config.threads))
+        shape = TreeShape(config.top_k, config.max_steps)
+        self.sessions = Sessions(offer, engines, config.limits, policy, shape, recorder)
+        self._gateway = GatewayState(GatewaySnapshot())
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = connect_worker_socket(context, Path(config.folder), bind=True)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._next_tick_s = self._next_snapshot_s = time.monotonic()
+        self._drain_until_s: float | None = None
+
+    def run(self) -> None:
+        """Serve until drained or until the service is gone."""
+        busy = False
+        while not self._may_go():
+            ready = dict(self._poller.poll(0 if busy else self._idle_ms()))
+            if sys.stdin.fileno() in ready and not self._obey():
+                return
+            if self._socket in ready:
+                self._receive()
+            busy = self.sessions.step(time.monotonic)
+            self._reply()
+            self._keep_house()
+
+    def _may_go(self) -> bool:
+        """Drained: nothing is under way, and either nobody is left or their time is up."""
+        if self._drain_until_s is None or not self.sessions.drained:
+            return False
+        return not self.sessions.facts() or time.monotonic() >= self._drain_until_s
+
+    def close(self) -> None:
+        """Let the last replies leave."""
+        self._socket.close(linger=LAST_REPLIES_MS)
+
+    def _receive(self) -> None:
+        for _ in range(MESSAGES_AT_ONCE):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            incoming = unpack_in_worker(parts)
+            if isinstance(incoming, FromEdge):
+                self._take(incoming)
+            else:
+                self._gateway = incoming
+
+    def _take(self, incoming: FromEdge) -> None:
+        try:
+            message = decode(incoming.frames)
+        except WireError:  # the gateway has let it through, so this is a disagreement of our own
+            log.exception("a message that the gateway accepted does not decode here")
+            return
+        self.sessions.receive(incoming.device, incoming.route, message, incoming.arrived_s)
+
+    def _reply(self) -> None:
+        for reply in self.sessions.outbox:
+            try:
+                self._socket.send_multipart(pack_to_edge(reply.route, reply.frames), zmq.NOBLOCK)
+            except zmq.Again:
+                # No gateway: it comes back within a second, and the edge asks again.
+                log.warning("no gateway to reply through")
+        self.sessions.outbox.clear()
+
+    def _keep_house(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + TICK_S
+            self.sessions.tick(now_s)
+        if now_s >= self._next_snapshot_s:
+            self._next_snapshot_s = now_s + SNAPSHOT_S
+            if not self._gateway.watched:
+                return
+            snapshot = self.sessions.recorder.snapshot(
+                now_s, self.sessions.facts(), self._gateway, self._drain_until_s is not None
+            )
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart(pack_snapshot(encode_snapshot(snapshot)), zmq.NOBLOCK)
+
+    def _idle_ms(self) -> int:
+        next_s = min(self._next_tick_s, self._next_snapshot_s)
+        if self._drain_until_s is not None:
+            next_s = min(next_s, self._drain_until_s)
+        return max(1, int((next_s - time.monotonic()) * 1e3))
+
+    def _obey(self) -> bool:
+        """Read a command; False when the service is gone."""
+        line = child.read_command()
+        if line == child.DRAIN:
+            now_s = time.monotonic()
+            self._drain_until_s = now_s + self._config.drain_s
+            self.sessions.drain(now_s, int(self._config.drain_s * 1e3))
+        return line is not None
+
+
+def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, Engine]]:
+    """Load every head. Raises BundleError for one that is missing, damaged or without its target."""
+    offers: list[HeadOffer] = []
+    engines: dict[str, Engine] = {}
+    for source in config.heads:
+        manifest = read_manifest(Path(source.folder))
+        head = load_head(Path(source.folder), Path(source.target) if source.target else None)
+        device = torch.device(config.device)
+        row_head = RowHead(head.to(device), choose_precision(config, device))
+        engines[manifest.name] = Engine(row_head, config.limits.max_sessions, config.max_len)
+        offers.append(HeadOffer(manifest.name, manifest.identity, config.max_len, config.max_nodes))
+        kv_mib = engines[manifest.name].kv.num_bytes / 2**20
+        log.info(
+            "head %s for %s: %s, %s, %d slots of %d tokens, %.0f MiB of KV",
+            manifest.name,
+            manifest.identity.target,
+            manifest.head.kind.value,
+            row_head.precision.value,
+            config.limits.max_sessions,
+            config.max_len,
+            kv_mib,
+        )
+    offer = ServiceOffer(
+        service=config.name,
+        software=config.software,
+        boot_id=secrets.randbits(64) | 1,  # 0 means "none known"
+        heads=tuple(offers),
+        idle_lease_s=config.limits.idle_lease_s,
+    )
+    return offer, engines
+
+
+def choose_precision(config: ServiceConfig, device: torch.device) -> Precision:
+    if config.precision != "auto":
+        return Precision(config.precision)
+    if device.type == "cuda":
+        return Precision.BFLOAT16 if torch.cuda.is_bf16_supported() else Precision.FLOAT16
+    return Precision.INT8 if int8_available() else Precision.FLOAT32
+
+
+def main() -> None:
+    config = child.read_config(ServiceConfig)
+    try:
+        worker = Worker(config)
+    except StarSDError as error:
+        child.tell_failed(error)
+        return
+    child.tell_ready(pid=os.getpid())
+    worker.run()
+    worker.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""`starsd draft serve` as users start it: real processes, real sockets, a small random head."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.errors import BundleError
+from starsd_edge.link.sockets import SyncSocket, make_context
+from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.messages import (
+    Busy,
+    BusyReason,
+    Draft,
+    Error,
+    ErrorCode,
+    GoAway,
+    Hints,
+    Message,
+    NeedPrefill,
+    Pong,
+    PrefillAck,
+    Welcome,
+)
+from starsd_server.config import HeadSource, ServiceConfig
+from starsd_server.emulate.edge import EmulatedEdge
+from starsd_server.heads.checkpoint import HeadManifest, save_head
+from starsd_server.heads.head import HeadKind
+from starsd_server.worker import open_heads
+
+from .heads import HIDDEN, VOCAB, random_head, small_config
+
+PATIENCE_MS = 20_000  # far above anything measured: a test that waits this long has failed
+RETRY_MS = 300
+IDENTITY = Identity(
+    target="toy",
+    target_hash="00",
+    vocab_size=VOCAB,
+    tokenizer_hash="11",
+    hidden_size=HIDDEN,
+    feature_size=HIDDEN,
+)
+HINTS = Hints(max_nodes=16)
+
+
+@pytest.fixture(scope="module")
+def head_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=IDENTITY)
+    save_head(random_head(HeadKind.EAGLE1), manifest, folder)
+    return folder
+
+
+class Running:
+    """A service process and what it said when it was ready."""
+
+    def __init__(self, process: subprocess.Popen[str], status: dict[str, Any]) -> None:
+        self.process, self.status = process, status
+        self.address: str = status["address"]
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        os.kill(self.status["pids"][name], number)
+
+
+def start(head: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "starsd_edge", "draft", "serve", "--head", str(head), "--json-status"]
+    return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def serving(head: Path, *options: str) -> Iterator[Running]:
+    with start(head, "--bind", "tcp://127.0.0.1:0", *options) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.stderr.read() if process.stderr else ""
+            yield Running(process, json.loads(line))
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def service(head_folder: Path) -> Iterator[Running]:
+    with serving(head_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cramped(head_folder: Path) -> Iterator[Running]:
+    """One slot, and one session per device."""
+    with serving(head_folder, "--max-sessions", "1", "--device-sessions", "1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def fragile(head_folder: Path) -> Iterator[Running]:
+    """One whose processes are killed."""
+    with serving(head_folder) as running:
+        yield running
+
+
+class Edges:
+    """Emulated edges that end with the test."""
+
+    def __init__(self) -> None:
+        self.context = make_context()
+        self._sockets: list[SyncSocket] = []
+
+    def new(self, running: Running, device: str = "orin", identity: Identity = IDENTITY) -> EmulatedEdge:
+        edge = EmulatedEdge(self.context, running.address, identity, device)
+        self._sockets.append(edge.socket)
+        assert edge.socket.poll(PATIENCE_MS, zmq.POLLOUT)
+        return edge
+
+    def greeted(self, running: Running, device: str = "orin") -> EmulatedEdge:
+        edge = self.new(running, device)
+        edge.hello()
+        assert isinstance(answer(edge), Welcome)
+        return edge
+
+    def stranger(self, running: Running) -> SyncSocket:
+        self._sockets.append(self.context.socket(zmq.DEALER))
+        self._sockets[-1].connect(running.address)
+        return self._sockets[-1]
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def edges() -> Iterator[Edges]:
+    made = Edges()
+    yield made
+    made.close()
+
+
+def answer(edge: EmulatedEdge) -> Message:
+    message = edge.receive(PATIENCE_MS)
+    assert message is not None, "no answer"
+    return message
+
+
+def rows(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, VOCAB, n).astype(np.int32), rng.standard_normal((n, HIDDEN)).astype(np.float16)
+
+
+def prompted(edge: EmulatedEdge, seed: int = 0, n: int = 90) -> None:
+    edge.open(1)
+    assert isinstance(answer(edge), PrefillAck)
+    edge.prefill(*rows(seed, n))
+    assert isinstance(answer(edge), PrefillAck)
+
+
+def drafts(edge: EmulatedEdge, rounds: int = 4, seed: int = 0) -> list[tuple[list[int], list[int]]]:
+    found = []
+    for number in range(rounds):
+        edge.update(*rows(1000 * seed + number, 1 + number % 3), HINTS)
+        draft = answer(edge)
+        assert isinstance(draft, Draft), draft
+        found.append((draft.tokens.tolist(), draft.parents.tolist()))
+    return found
+
+
+def test_a_session_is_greeted_prefilled_and_gets_trees(edges: Edges, service: Running) -> None:
+    edge = edges.greeted(service)
+    prompted(edge)
+    round_id = edge.update(*rows(1, 2), HINTS)
+    draft = answer(edge)
+    assert isinstance(draft, Draft)
+    assert (round_id, 93) == (draft.head.round_id, draft.head.base_len)
+    assert draft.draft_us > 0
+    tokens = np.concatenate([[edge.tokens[-1]], draft.tokens]).astype(np.int32)
+    tree = DraftTree(tokens, np.concatenate([[-1], draft.parents]).astype(np.int32), draft.head.base_len)
+    assert 2 <= len(tree) <= 16
+    edge.close()
+
+
+def test_two_interleaved_sessions_draft_what_each_drafts_alone(edges: Edges, service: Running) -> None:
+    alone = []
+    for seed in (1, 2):
+        edge = edges.greeted(service)
+        prompted(edge, seed)
+        alone.append(drafts(edge, seed=seed))
+        edge.close()
+    pair = [edges.greeted(service, f"device-{seed}") for seed in (1, 2)]
+    for seed, edge in zip((1, 2), pair, strict=True):
+        prompted(edge, seed)
+    together: list[list[tuple[list[int], list[int]]]] = [[], []]
+    for number in range(4):
+        for seed, edge in zip((1, 2), pair, strict=True):  # both under way at once
+            edge.update(*rows(1000 * seed + number, 1 + number % 3), HINTS)
+        for place, edge in enumerate(pair):
+            draft = answer(edge)
+            assert isinstance(draft, Draft)
+            together[place].append((draft.tokens.tolist(), draft.parents.tolist()))
+    assert alone == together
+
+
+def test_the_scheduling_loop_answers_pings(edges: Edges, service: Running) -> None:
+    edge = edges.greeted(service)
+    edge.ping(77)
+    pong = answer(edge)
+    assert isinstance(pong, Pong)
+    assert 77 == pong.nonce
+
+
+def test_another_target_is_refused_with_the_field_that_differs(edges: Edges, service: Running) -> None:
+    other = Identity(
+        target="toy",
+        target_hash="ff",
+        vocab_size=VOCAB,
+        tokenizer_hash="11",
+        hidden_size=HIDDEN,
+        feature_size=HIDDEN,
+    )
+    edge = edges.new(service, identity=other)
+    edge.hello()
+    error = answer(edge)
+    assert isinstance(error, Error)
+    assert ErrorCode.INCOMPATIBLE is error.code
+    assert "target_hash" in error.text
+
+
+def test_stray_bytes_get_an_error_and_hurt_nobody(edges: Edges, service: Running) -> None:
+    edge = edges.greeted(service)
+    prompted(edge)
+    stranger = edges.stranger(service)
+    stranger.send_multipart([b"GET / HTTP/1.1", b"\0" * 100])
+    assert stranger.poll(PATIENCE_MS)
+    with socket.create_connection(service.address.removeprefix("tcp://").split(":")) as raw:
+        raw.sendall(b"\xff" * 4096)
+    assert drafts(edge)
+
+
+def test_a_device_with_too_many_sessions_is_told_so(edges: Edges, cramped: Running) -> None:
+    edges.greeted(cramped, "hoarder")
+    second = edges.new(cramped, "hoarder")
+    second.hello()
+    busy = answer(second)
+    assert isinstance(busy, Busy)
+    assert BusyReason.SESSIONS is busy.reason
+    assert busy.retry_after_ms > 0
+
+
+def test_with_one_slot_the_older_session_is_asked_to_prefill_again(edges: Edges, cramped: Running) -> None:
+    """Eviction costs time alone: after the prefill the drafts are those of a session never evicted."""
+    first, second = (edges.greeted(cramped, name) for name in ("a", "b"))
+    prompted(first)
+    prompted(second)
+    first.update(*rows(5, 2), HINTS)
+    need = answer(first)
+    assert isinstance(need, NeedPrefill)
+    assert 0 == need.head.base_len
+    prompted(first)
+    after = drafts(first)
+    other = edges.greeted(cramped, "c")
+    prompted(other)
+    assert drafts(other) == after
+
+
+def test_a_killed_gateway_is_back_and_loses_no_session(edges: Edges, fragile: Running) -> None:
+    edge = edges.greeted(fragile)
+    prompted(edge)
+    drafts(edge, rounds=1)
+    fragile.kill("gateway")
+    again = edges.new(fragile)
+    again.session = edge.session
+    again.hello()
+    welcome = answer(again)
+    assert isinstance(welcome, Welcome)
+    assert len(edge.tokens) == welcome.head.base_len
+
+
+def test_a_killed_worker_is_back_and_asks_for_a_new_start(edges: Edges, fragile: Running) -> None:
+    edge = edges.greeted(fragile)
+    prompted(edge)
+    fragile.kill("worker")
+    message: Message | None = None
+    for _ in range(PATIENCE_MS // RETRY_MS):
+        edge.update(*rows(3, 1), HINTS)
+        message = edge.receive(RETRY_MS)
+        if isinstance(message, NeedPrefill):
+            break
+        if isinstance(message, Busy):
+            edge.socket.poll(message.retry_after_ms)
+    assert isinstance(message, NeedPrefill)
+    assert 0 == message.head.base_len
+
+
+def test_sigterm_says_goodbye_and_ends_well(edges: Edges, head_folder: Path) -> None:
+    with serving(head_folder) as running:
+        edge = edges.greeted(running)
+        running.process.terminate()
+        assert isinstance(answer(edge), GoAway)
+        assert 0 == running.process.wait(timeout=20)
+
+
+def failed(head: Path, *options: str) -> tuple[int, str]:
+    with start(head, *options) as process:
+        _, errors = process.communicate(timeout=60)
+        return process.returncode, [line for line in errors.splitlines() if line.startswith("starsd:")][-1]
+
+
+def test_a_port_in_use_is_one_clear_line(head_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        code, line = failed(head_folder, "--bind", address)
+    assert 5 == code
+    assert f"{address} is in use" in line
+
+
+def test_a_missing_head_is_one_clear_line(tmp_path: Path) -> None:
+    code, line = failed(tmp_path / "nowhere", "--bind", "tcp://127.0.0.1:0")
+    assert 4 == code
+    assert "nowhere: not a draft head" in line
+
+
+def test_a_damaged_head_is_named(head_folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "target.safetensors"):
+        (tmp_path / name).write_bytes((head_folder / name).read_bytes())
+    (tmp_path / "head.safetensors").write_bytes((head_folder / "head.safetensors").read_bytes()[:1000])
+    config = ServiceConfig(heads=(HeadSource(str(tmp_path)),), bind="", folder="")
+    with pytest.raises(BundleError, match=r"head\.safetensors: cannot be read"):
+        open_heads(config)
+
+
+def test_off_this_machine_nothing_is_served_in_the_clear(head_folder: Path) -> None:
+    code, line = failed(head_folder, "--bind", "tcp://0.0.0.0:0")
+    assert 3 == code
+    assert "without keys" in line
