@@ -296,6 +296,9 @@ def decode(frames: Sequence[Buffer]) -> Message:
         raise WireError(ErrorCode.MALFORMED, str(error), first.head) from error
 
 
+FEATURE_DTYPES = {int(dtype): dtype for dtype in FeatureDtype}
+
+
 def malformed(text: str) -> NoReturn:
     raise WireError(ErrorCode.MALFORMED, text)
 
@@ -330,9 +333,8 @@ def rows_of(first: Peek, frames: Sequence[Buffer]) -> tuple[TokenArray, EncodedR
         )
     if first.head.base_len < first.count + 1:
         malformed(f"{first.count} rows cannot end at base_len {first.head.base_len}")
-    try:
-        dtype = FeatureDtype(first.dtype)
-    except ValueError:
+    dtype = FEATURE_DTYPES.get(first.dtype)
+    if dtype is None:
         malformed(f"feature dtype {first.dtype}")
     size = first.count * row_bytes(dtype, first.width)
     if size > MAX_CHUNK_BYTES:

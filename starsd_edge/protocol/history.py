@@ -6,10 +6,8 @@ is in bytes; a context that outgrows it is decoded plainly from there on.
 
 from __future__ import annotations
 
-import numpy as np
-
+from starsd_edge.decoding.prefix import Prefix, prefix_crc
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype, decode_rows, encode_rows, row_bytes
-from starsd_edge.protocol.token_log import TokenLog
 from starsd_edge.types import FeatureArray, TokenArray
 
 __all__ = ["History"]
@@ -25,12 +23,12 @@ class History:
         self.width = width
         self.dtype = dtype
         self.max_bytes = max_bytes
-        self._log = TokenLog()
+        self._prefix = Prefix()
         self._rows = bytearray()
 
     @property
     def committed_len(self) -> int:
-        return len(self._log)
+        return len(self._prefix)
 
     @property
     def row_bytes(self) -> int:
@@ -38,25 +36,29 @@ class History:
 
     def start(self, first_token: int) -> None:
         self.cut(0)
-        self._log.extend(np.array([first_token], np.int32))
+        self._prefix.append([first_token])
 
     def extend(self, tokens: TokenArray, features: FeatureArray) -> None:
         """Append rows. Raises ValueError for features that cannot be encoded, OverflowError when full."""
         if len(self._rows) + len(tokens) * self.row_bytes > self.max_bytes:
             raise OverflowError(f"the draft history of {self.max_bytes >> 20} MiB is full")
         self._rows += encode_rows(features, self.dtype).data
-        self._log.extend(tokens)
+        self._prefix.append(tokens)
 
     def cut(self, committed_len: int) -> None:
         """Forget the tokens from `committed_len` on, and their rows."""
-        self._log.cut(committed_len)
+        self._prefix.truncate(min(committed_len, self.committed_len))
         del self._rows[max(self.committed_len - 1, 0) * self.row_bytes :]
 
     def crc(self, length: int) -> int:
-        return self._log.crc(length)
+        """Checksum of the first `length` tokens."""
+        whole = length == self.committed_len
+        return self._prefix.crc if whole else prefix_crc(self._prefix.tokens[:length])
 
     def tokens(self, start: int, stop: int) -> TokenArray:
-        return self._log.slice(start, stop)
+        """A copy of tokens [start, stop)."""
+        tokens: TokenArray = self._prefix.tokens[start:stop].copy()
+        return tokens
 
     def rows(self, start: int, stop: int) -> EncodedRows:
         """Rows [start, stop), as they travel."""

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from starsd_edge.decoding.prefix import Prefix, prefix_crc
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, encode, kind_of
@@ -49,7 +50,6 @@ from starsd_edge.protocol.messages import (
 )
 from starsd_edge.protocol.states import ServerState, ServiceAct, next_server_state
 from starsd_edge.protocol.telemetry import EdgeReport
-from starsd_edge.protocol.token_log import TokenLog
 from starsd_edge.types import FeatureArray, TokenArray
 
 __all__ = [
@@ -195,7 +195,7 @@ class ServerConnection:
         self.draining = False
         self._offer = offer
         self._dtype = FeatureDtype.FP16
-        self._log = TokenLog()
+        self._prefix = Prefix()
         self._last_round = 0
         self._pending: dict[int, Pending] = {}
         self._cached: Frames | None = None  # the reply to `_last_round`
@@ -203,7 +203,7 @@ class ServerConnection:
     @property
     def held_len(self) -> int:
         """Committed tokens of the context, as far as the rows received reach."""
-        return len(self._log)
+        return len(self._prefix)
 
     def wants(self, round_id: int) -> bool:
         """Whether the request is still open: not answered, not overtaken by a newer one."""
@@ -292,8 +292,8 @@ class ServerConnection:
             return [Reply(encode(busy))]
         self._forget()
         self.epoch = message.head.epoch
-        self._log.extend(np.array([message.first_token], np.int32))
-        if self._log.crc(1) != message.head.prefix_crc:
+        self._prefix.append([message.first_token])
+        if self._prefix.crc != message.head.prefix_crc:
             self._forget()
             raise WireError(ErrorCode.MALFORMED, "the checksum of OPEN is not that of its token")
         self._enter(MessageKind.OPEN)
@@ -324,9 +324,9 @@ class ServerConnection:
 
     def _append(self, start: int, tokens: TokenArray, head: Head) -> bool:
         """Whether the rows, put behind the first `start + 1` tokens held, give the prefix the edge has."""
-        self._log.cut(start + 1)
-        self._log.extend(tokens)
-        return self._log.crc(head.base_len) == head.prefix_crc
+        self._prefix.truncate(start + 1)
+        self._prefix.append(tokens)
+        return self._prefix.crc == head.prefix_crc
 
     def _dispose(self, message: Open | Prefill | Update) -> list[ServerEvent] | None:
         """The reply to a request that must not be carried out, or None when it is to be."""
@@ -398,7 +398,7 @@ class ServerConnection:
             raise LocalProtocolError(f"session {self.session:x} waits for no answer to round {round_id}")
         for later in [number for number in self._pending if number >= round_id]:
             del self._pending[later]
-        self._log.cut(pending.held_before)
+        self._prefix.truncate(min(pending.held_before, self.held_len))
         self._cached = None
         if not self.held_len:
             self._enter(ServiceAct.EVICT)
@@ -442,7 +442,7 @@ class ServerConnection:
         return frames
 
     def _forget(self) -> None:
-        self._log.cut(0)
+        self._prefix.truncate(0)
         self._pending.clear()
         self._cached = None
 
@@ -452,7 +452,7 @@ class ServerConnection:
     def _stamp(self, head: Head, held: int | None = None) -> Head:
         """The head of a reply to `head`, saying what is held where that is known."""
         length = 0 if held is None else held
-        crc = self._log.crc(length) if length else 0
+        crc = prefix_crc(self._prefix.tokens[:length]) if length else 0
         epoch = self.epoch if length else head.epoch
         return Head(self.session, self._offer.boot_id, epoch, head.round_id, length, crc)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from starsd_edge.decoding.prefix import prefix_crc
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import LocalProtocolError
 from starsd_edge.protocol.codec import decode, encode
@@ -51,7 +52,6 @@ from starsd_edge.protocol.server_connection import (
 from starsd_edge.protocol.session_table import SessionKey, SessionTable
 from starsd_edge.protocol.states import ServerState
 from starsd_edge.protocol.telemetry import EdgeReport
-from starsd_edge.protocol.token_log import tokens_crc
 
 WIDTH, VOCAB, BOOT = 8, 100, 77
 IDENTITY = Identity(
@@ -80,7 +80,7 @@ def hello(identity: Identity = IDENTITY, **changes: object) -> Hello:
 
 
 def head(round_id: int, base_len: int, epoch: int = 1, boot_id: int = BOOT) -> Head:
-    return Head(5, boot_id, epoch, round_id, base_len, tokens_crc(TEXT[:base_len]))
+    return Head(5, boot_id, epoch, round_id, base_len, prefix_crc(TEXT[:base_len]))
 
 
 def rows(n: int, width: int = WIDTH) -> EncodedRows:
@@ -201,7 +201,7 @@ def test_an_older_round_is_dropped_and_cuts_nothing(opened: ServerConnection) ->
 def test_rows_behind_a_gap_are_answered_with_what_is_held(opened: ServerConnection) -> None:
     (need,) = replies(opened.receive(update(3, 14, 2)))
     assert isinstance(need, NeedPrefill)
-    assert (need.head.base_len, need.head.prefix_crc, need.head.round_id) == (11, tokens_crc(TEXT[:11]), 3)
+    assert (need.head.base_len, need.head.prefix_crc, need.head.round_id) == (11, prefix_crc(TEXT[:11]), 3)
     assert isinstance(opened.receive(update(4, 10, 6))[0], RowsArrived)
 
 
@@ -247,7 +247,7 @@ def test_a_new_connection_goes_on_where_the_old_one_broke(opened: ServerConnecti
     (welcome,) = replies(opened.receive(hello()))
     assert isinstance(welcome, Welcome)
     assert (welcome.head.epoch, welcome.head.base_len) == (1, 11)
-    assert welcome.head.prefix_crc == tokens_crc(TEXT[:11])
+    assert welcome.head.prefix_crc == prefix_crc(TEXT[:11])
 
 
 def test_busy_takes_back_the_rows_it_refuses(opened: ServerConnection) -> None:
