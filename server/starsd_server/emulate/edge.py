@@ -13,6 +13,7 @@ import numpy as np
 import zmq
 
 from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.decoding.prefix import prefix_crc
 from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket
 from starsd_edge.protocol.codec import decode, encode
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype, encode_rows
@@ -29,7 +30,6 @@ from starsd_edge.protocol.messages import (
     Update,
     Welcome,
 )
-from starsd_edge.protocol.token_log import tokens_crc
 from starsd_edge.types import FeatureArray, TokenArray
 
 __all__ = ["EmulatedEdge"]
@@ -114,7 +114,7 @@ class EmulatedEdge:
     def _request(self, build: Callable[[Head], Message]) -> int:
         self._round += 1
         length = len(self.tokens)
-        head = Head(self.session, self._boot_id, self._epoch, self._round, length, tokens_crc(self.tokens))
+        head = Head(self.session, self._boot_id, self._epoch, self._round, length, prefix_crc(self.tokens))
         self._send(build(head))
         return self._round
 
