@@ -120,31 +120,28 @@ bundle() { # bundle ID, then pairs SHA256 PATH
     settle "$root/bundles"
 }
 
-release() { # release ID PYTHON SITE(-|site) BUNDLE_ID(-|id) RUN GATE MANIFEST, then pairs SHA256 WHEEL
-    id=$1 python=$2 site=$3 bundle_id=$4 run=$5 gate_text=$6 manifest=$7
-    shift 7
+# release ID PYTHON SITE(-|site) RUN GATE MANIFEST UNPACK.PY N, then N pairs LINK CONTENT_ID, then pairs SHA256 WHEEL
+release() {
+    id=$1 python=$2 site=$3 run=$4 gate_text=$5 manifest=$6 unpack=$7 links=$8
+    shift 8
     here=$root/releases/$id
     [ -e "$here/complete" ] && return
     rm -rf "$here"
     mkdir -p "$here/wheels"
-    pip=
-    while [ $# -gt 0 ]; do
-        link_or_copy "$root/blobs/$1" "$here/wheels/$2"
-        case $2 in pip-*.whl) pip=$2 ;; esac
+    while [ "$links" -gt 0 ]; do
+        ln -s "../../bundles/$2" "$here/$1"
+        links=$((links - 1))
         shift 2
     done
-    [ -n "$pip" ] || fail "no pip wheel among the wheels of release $id"
+    while [ $# -gt 0 ]; do
+        link_or_copy "$root/blobs/$1" "$here/wheels/$2"
+        shift 2
+    done
     [ "$site" = site ] && site=--system-site-packages || site=
     # --without-pip: Debian's python3-venv may be missing; a ROS user's PYTHONPATH must not leak in
     # shellcheck disable=SC2086
     env -u PYTHONPATH "$python" -I -m venv --without-pip $site "$here/venv"
-    set --
-    for wheel in "$here"/wheels/*.whl; do
-        case $wheel in */pip-*.whl) ;; *) set -- "$@" "$wheel" ;; esac
-    done
-    env -u PYTHONPATH PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 "$here/venv/bin/python" \
-        "$here/wheels/$pip/pip" install --quiet --no-index --no-deps --no-compile --no-cache-dir "$@" >&2
-    [ "$bundle_id" = - ] || ln -sfn "../../bundles/$bundle_id" "$here/bundle"
+    "$here/venv/bin/python" -I -c "$unpack" "$here"/wheels/*.whl
     printf '%s' "$manifest" | put "$here/release.json" 600
     printf '%s' "$run" | put "$here/run" 700
     printf '%s' "$gate_text" | put "$here/gate" 700
@@ -211,6 +208,7 @@ restart() { # restart UNIT SCOPE DRAIN_S: end the process; its unit says Restart
         left=$((left - 1))
         sleep 0.2
     done
+    rm -f "$root/restart_pending"
 }
 
 user_unit() { # user_unit UNIT TEXT
@@ -218,10 +216,12 @@ user_unit() { # user_unit UNIT TEXT
     printf '%s' "$2" | put "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/$unit" 644
     sctl daemon-reload
     sctl enable --quiet "$unit"
+    sctl start "$unit"
 }
 start_user_unit() { # start_user_unit UNIT
     use_scope "$1" user
     sctl restart "$unit"
+    rm -f "$root/restart_pending"
 }
 
 confirm() { # confirm ID UNIT SCOPE TIMEOUT_S PROBE: the unit runs this release and answers
@@ -243,6 +243,8 @@ confirm() { # confirm ID UNIT SCOPE TIMEOUT_S PROBE: the unit runs this release 
     : | put "$here/confirmed" 600
     note "confirm" "$1"
 }
+
+restarted() { rm -f "$root/restart_pending"; }
 
 journal() { # journal UNIT SCOPE LINES
     use_scope "$1" "$2"
@@ -273,13 +275,47 @@ prune() { # prune: keep-list of releases, bundles and blobs as `release ID`, `bu
 
 # --- keys --------------------------------------------------------------------------------------------------
 
-pin() { echo "$2" | put "$root/keys/services/$1.pub" 644; } # pin SERVICE PUBLIC_KEY
+is_key() { case $1 in *[!0-9a-zA-Z.:+=^!/*?\&\<\>\(\)@%\$#{}\[\]-]*) return 1 ;; *) [ ${#1} -eq 40 ] ;; esac; }
+
+make_key() { # make_key RELEASE SCRIPT: the script makes the pair and prints the public half as its last line
+    [ -s "$root/keys/device.pub" ] && return
+    cd "$root/releases/$1"
+    made=$(sh -c "$2" key "$root" | tail -n 1)
+    is_key "$made" || fail "the key command printed no public key: $made"
+    echo "$made" | put "$root/keys/device.pub" 644
+}
+rotate_key() { # rotate_key SCRIPT: as make_key, for a pair that is there
+    made=$(with_current "$1" | tail -n 1)
+    is_key "$made" || fail "the key command printed no public key: $made"
+    : | put "$root/restart_pending" 600
+    echo "$made" | put "$root/keys/device.pub" 644
+}
+public_key() { cat "$root/keys/device.pub" 2>/dev/null || true; }
+
+pin() { # pin SERVICE PUBLIC_KEY
+    is_key "$2" || fail "the public key of service $1 is not known yet: deploy its device first"
+    [ "$(cat "$root/keys/services/$1.pub" 2>/dev/null)" = "$2" ] && return
+    # a process that runs has read the old one
+    [ ! -e "$root/current" ] || : | put "$root/restart_pending" 600
+    echo "$2" | put "$root/keys/services/$1.pub" 644
+}
+with_current() { # with_current SCRIPT ARGUMENT...: in the current release, or the newest complete one
+    here=$root/current
+    [ -e "$here/complete" ] || here=$(ls -dt "$root"/releases/*/complete 2>/dev/null | head -n 1 | xargs -r dirname)
+    [ -n "$here" ] || fail "no release on this device yet: deploy it first"
+    cd "$here"
+    text=$1
+    shift
+    sh -c "$text" with "$root" "$@"
+}
+trust() { with_current "$@"; }   # trust SCRIPT DEVICE PUBLIC_KEY
+untrust() { with_current "$@"; } # untrust SCRIPT DEVICE
 
 # --- main --------------------------------------------------------------------------------------------------
 
 case $verb in
     lease_take | lease_break) ;;
-    lease_beat | lease_drop | journal | chunk_hashes) ;;
+    lease_beat | lease_drop | journal | chunk_hashes | public_key | trust | untrust) ;;
     *) lease_ours || exit $LEASE_LOST ;;
 esac
 "$verb" "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shlex
@@ -15,6 +16,7 @@ from starsd_edge.errors import DeployError
 
 __all__ = [
     "Facts",
+    "Manifest",
     "PythonFacts",
     "ReleaseFacts",
     "State",
@@ -54,11 +56,24 @@ class ReleaseFacts(msgspec.Struct, frozen=True):
     confirmed: bool = False  # it ran as the current release and answered
 
 
+class Manifest(msgspec.Struct, frozen=True):
+    """release.json: what a kept release needs, so that pruning can tell."""
+
+    id: str
+    version: str
+    device: str
+    role: str
+    wheels: dict[str, str]
+    links: dict[str, str]
+    blobs: tuple[str, ...]
+
+
 class State(msgspec.Struct, frozen=True):
     """What earlier deployments left on the device: all that a plan depends on and changes.
 
     unit_sha256   of the installed unit file, empty if none
     running       release that the running process was started from, empty if none runs
+    restart_pending  a key was replaced that the running process has read
     history       releases in the order they were switched to, the newest last
     public_key    the device's public CURVE key, Z85
     pinned        services whose public key the device holds; trusted (draft role): devices it admits
@@ -68,12 +83,14 @@ class State(msgspec.Struct, frozen=True):
     blobs: dict[str, int] = {}
     bundles: tuple[str, ...] = ()
     releases: tuple[ReleaseFacts, ...] = ()
+    manifests: tuple[Manifest, ...] = ()
     history: tuple[str, ...] = ()
     current: str = ""
     running: str = ""
     unit_sha256: str = ""
     unit_enabled: bool = False
     unit_active: bool = False
+    restart_pending: bool = False
     public_key: str = ""
     pinned: dict[str, str] = {}
     trusted: dict[str, str] = {}
@@ -106,6 +123,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     uid: int
     groups: tuple[str, ...]
+    device_groups: tuple[str, ...]  # of video and render, those that exist
     home: str
     linger: bool
     sudo: str  # root, free, password or none
@@ -166,6 +184,7 @@ def parse_facts(output: str) -> Facts:
         user=user[0],
         uid=_int(user[1]),
         groups=tuple(user[2].split()),
+        device_groups=tuple(sections.get("device_groups", "").split()),
         home=user[3],
         linger="yes" in sections.get("linger", ""),
         sudo=sections.get("sudo", "").strip() or "none",
@@ -271,17 +290,28 @@ def _state(sections: dict[str, str]) -> State:
         blobs=_sizes(sections.get("blobs", "")),
         bundles=tuple(sorted(sections.get("bundles", "").split())),
         releases=tuple(_release(line) for line in sections.get("releases", "").splitlines() if line),
+        manifests=_manifests(sections.get("manifests", "")),
         history=tuple(sections.get("history", "").split()),
         current=sections.get("current", "").strip().removeprefix("releases/"),
         running=running.group(1) if running else "",
         unit_sha256=sha256,
         unit_enabled="enabled" in unit,
         unit_active="active" in unit,
+        restart_pending="yes" in sections.get("restart_pending", ""),
         public_key=sections.get("public_key", "").strip(),
         pinned=_pairs(sections.get("pinned", "")),
         trusted=_pairs(sections.get("trusted", "")),
         engines=tuple(sorted(sections.get("engines", "").split())),
     )
+
+
+def _manifests(text: str) -> tuple[Manifest, ...]:
+    """One JSON object a line; a line that is none belongs to a release that is being built or broken."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(msgspec.MsgspecError):
+            found.append(msgspec.json.decode(line, type=Manifest))
+    return tuple(found)
 
 
 def _release(line: str) -> ReleaseFacts:

@@ -63,6 +63,8 @@ id -un
 id -u
 id -Gn
 echo "$HOME"
+section device_groups
+getent group video render | cut -d: -f1
 section linger
 loginctl show-user "$(id -un)" -p Linger --value || { [ -e "/var/lib/systemd/linger/$(id -un)" ] && echo yes; }
 section sudo
@@ -132,8 +134,14 @@ for release in releases/*/; do
     for mark in complete gated confirmed; do [ -e "$release$mark" ] && line="$line $mark"; done
     echo "$line"
 done
+section manifests
+for manifest in releases/*/release.json; do
+    [ -e "$manifest" ] && { cat "$manifest"; echo; }
+done
 section history
 tail -n 50 history
+section restart_pending
+[ -e restart_pending ] && echo yes
 section current
 readlink current
 section public_key

@@ -94,17 +94,21 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """One device after defaults are applied. Paths are absolute (relative ones start at the file's folder).
 
     address     host name, IP address or ssh_config Host
+    service_address   host under which targets reach a draft device; default: `address`
     user, port, identity_file, host_key, jump   override ssh_config where given
     root        folder on the device, relative to the login folder or absolute
     python      interpreter on the device to build the release with; empty: the best one found
     draft_port, endpoint_port, endpoint_host   what the device listens on
     keep_releases  how many releases stay for rollback
+    bundle      (draft device) of the target, where the head's folder lacks its embedding
     drain_s     how long a running answer may take before a restart cuts it
+    start_timeout_s   how long health gate and start may take; loading 7B from an SD card is slow
     """
 
     name: str
     roles: tuple[Role, ...]
     address: str = ""
+    service_address: str = ""
     user: str = ""
     port: int = 0
     identity_file: str = ""
@@ -125,6 +129,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     arguments: tuple[str, ...] = ()
     keep_releases: int = 3
     drain_s: float = 60.0
+    start_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -137,8 +142,6 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError("a target needs `bundle`, a folder that `starsd export` made")
         if self.role is Role.DRAFT and self.service:
             raise ValueError("`service` is for targets: a draft device is one itself")
-        if self.role is Role.DRAFT and self.bundle:
-            raise ValueError("`bundle` is for targets; a draft device takes `head`")
         for label, port in (("draft_port", self.draft_port), ("endpoint_port", self.endpoint_port)):
             if not 1 <= port <= 65535:
                 raise ValueError(f"{label} {port} is not between 1 and 65535")
@@ -244,7 +247,7 @@ def parse_fleet(text: str, path: Path) -> Fleet:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     file = _convert(document, _File, text, path, ())
     defaults = file.defaults
-    for key in ("name", "address", "host_key"):
+    for key in ("name", "address", "service_address", "host_key"):
         if key in defaults:
             raise ConfigError(
                 _where(text, path, ("defaults", key)) + f"{key!r} belongs to one device, not to all"

@@ -133,7 +133,7 @@ class Connection:
             status, output.decode("utf-8", "replace"), b"".join(errors).decode("utf-8", "replace")
         )
 
-    def stream(self, argv: tuple[str, ...]) -> Iterator[str]:
+    def stream(self, argv: tuple[str, ...], stdin: bytes = b"") -> Iterator[str]:
         """Run an argument list and yield its output by lines until it ends or the caller stops.
 
         Raises:
@@ -144,6 +144,8 @@ class Connection:
             with contextlib.closing(channel):
                 channel.set_combine_stderr(True)
                 channel.exec_command(shlex.join(argv))
+                channel.sendall(stdin)
+                channel.shutdown_write()
                 for line in channel.makefile("r", -1):
                     yield str(line).rstrip("\n")
 

@@ -27,7 +27,7 @@ MAX_HOPS = 8  # a ProxyJump loop ends here
 class Hop:
     """One server to log in to.
 
-    alias          the name it was asked for by
+    alias          the name that messages use: the device's, or the jump host's as it was written
     host_key_name  the name in known_hosts: `host`, unless HostKeyAlias says otherwise
     identities     key files to try, in order; agent_socket "" means no agent
     known_hosts    files to look in, the first is appended to
@@ -96,6 +96,7 @@ def route_to(device: Device, files: SshFiles) -> Route:
     last = _hop(device.host, files)
     last = replace(
         last,
+        alias=device.name,
         user=device.user or last.user,
         port=device.port or last.port,
         identities=((device.identity_file,) if device.identity_file else ()) + last.identities,

@@ -22,6 +22,8 @@ from starsd_deploy.ssh_config import Hop, Route
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 START_LIMIT_S = 20.0
+# what a device's login has, and the Python that runs the tests
+SYSTEM_PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 SSHD_CONFIG = """\
 Port {port}
@@ -113,7 +115,7 @@ class LoopbackDevice:
         self._keys()
         self.port = _free_port()
         config = home / "sshd_config"
-        config.write_text(SSHD_CONFIG.format(port=self.port, home=home, path=os.environ["PATH"]))
+        config.write_text(SSHD_CONFIG.format(port=self.port, home=home, path=SYSTEM_PATH))
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         self._log = (home / "sshd.log").open("wb")

@@ -1,0 +1,160 @@
+"""What runs on a device, in one place: command lines of services, health gates and keys; the unit.
+
+Scripts start the interpreter of the release with -I, so that a ROS user's PYTHONPATH cannot leak in. `root`
+is the absolute folder on the device.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from starsd_deploy.inventory import Device, Role, UnitScope
+
+__all__ = [
+    "ServiceLink",
+    "gate_script",
+    "make_key_script",
+    "probe_script",
+    "rotate_key_script",
+    "run_script",
+    "trust_script",
+    "unit_name",
+    "unit_text",
+    "untrust_script",
+]
+
+PROBE_TIMEOUT_S = 5
+PYTHON = 'env -u PYTHONPATH "$PWD/venv/bin/python" -I -m starsd_edge'
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLink:
+    """A draft service as a target sees it. `public_key` is empty while its device has not made one."""
+
+    name: str
+    address: str
+    public_key: str
+    is_fleet_device: bool
+
+
+def unit_name(role: Role) -> str:
+    """One unit a role."""
+    return f"starsd-{role.value}.service"
+
+
+def run_script(device: Device, root: str, services: tuple[ServiceLink, ...]) -> str:
+    """The release's `run`: what the unit starts. Its working folder is the release, by its real path."""
+    argv = _draft_argv(device) if device.role is Role.DRAFT else _target_argv(device, services)
+    return _prelude(device, root) + f"exec {PYTHON} {shlex.join(argv)}\n"
+
+
+def gate_script(device: Device, root: str, services: tuple[ServiceLink, ...]) -> str:
+    """The release's `gate`: exits 0 if the release may go live; what it prints tells why not."""
+    lines = [
+        f"echo {shlex.quote('== ' + label)}\n{PYTHON} {shlex.join(argv)}\n"
+        for label, argv in _gate(device, services)
+    ]
+    return _prelude(device, root) + "".join(lines)
+
+
+def probe_script(device: Device) -> str:
+    """Python (standard library) that exits 0 once the running release answers on its port."""
+    if device.role is Role.TARGET:
+        host = "127.0.0.1" if device.endpoint_host in {"0.0.0.0", "::"} else device.endpoint_host  # noqa: S104
+        url = f"http://{host}:{device.endpoint_port}/health"
+        return f"import urllib.request as r; print(r.urlopen({url!r}, timeout={PROBE_TIMEOUT_S}).status)"
+    address = ("127.0.0.1", device.draft_port)
+    return f"import socket; socket.create_connection({address!r}, {PROBE_TIMEOUT_S}).close()"
+
+
+def _draft_argv(device: Device) -> list[str]:
+    argv = ["draft", "serve", "--listen", f"tcp://*:{device.draft_port}"]
+    if device.head:
+        argv += ["--head", "head"]
+    if device.bundle:
+        argv += ["--target", "bundle"]
+    return [*argv, *device.arguments]
+
+
+def _target_argv(device: Device, services: tuple[ServiceLink, ...]) -> list[str]:
+    argv = [
+        "serve",
+        "--bundle",
+        "bundle",
+        "--host",
+        device.endpoint_host,
+        "--port",
+        str(device.endpoint_port),
+    ]
+    for service in services:
+        argv += ["--service", service.address]
+    return [*argv, *device.arguments]
+
+
+def _gate(device: Device, services: tuple[ServiceLink, ...]) -> list[tuple[str, list[str]]]:
+    if device.role is Role.DRAFT:
+        return [("the program starts", ["draft", "serve", "--help"])]
+    checks = [("files and self-test of the bundle", ["bundle", "verify", "bundle"])]
+    return checks + [(f"service {s.name} at {s.address}", ["ping", s.address]) for s in services]
+
+
+def _prelude(device: Device, root: str) -> str:
+    exports = {
+        "STARSD_CONFIG": f"{root}/config",
+        "STARSD_CACHE": f"{root}/cache",
+        "STARSD_STATE": f"{root}/state",
+        **device.environment,
+    }
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())]
+    return '#!/bin/sh\nset -eu\ncd "$(dirname "$(readlink -f "$0")")"\n' + "\n".join(lines) + "\n"
+
+
+def make_key_script() -> str:
+    """Shell in a release's folder; $1 is the root. Makes the pair if none is, prints its public half."""
+    generate = f'{PYTHON} keys generate --dir "$1/keys" --name device >/dev/null'
+    return f'{generate}\n{PYTHON} keys show --dir "$1/keys" --public'
+
+
+def trust_script() -> str:
+    """Shell in a draft device's release; $1 root, $2 name, $3 public key: admits that device."""
+    return f'{PYTHON} keys trust "$2" "$3" --dir "$1/keys/trusted"'
+
+
+def rotate_key_script() -> str:
+    """Shell in the current release; $1 is the root. Replaces the pair, prints the new public half."""
+    return f'{PYTHON} keys rotate --dir "$1/keys" >/dev/null\n{PYTHON} keys show --dir "$1/keys" --public'
+
+
+def untrust_script() -> str:
+    """Shell in a draft device's release; $1 root, $2 name: admits it no longer."""
+    return f'{PYTHON} keys revoke "$2" --dir "$1/keys/trusted"'
+
+
+def unit_text(device: Device, root: str, user: str, device_groups: tuple[str, ...]) -> str:
+    """The systemd unit. It does not change with a release: `current/run` does.
+
+    Restart=always is how a restart needs no root: the deployer ends the process, systemd starts the new one.
+    `device_groups` are those of video and render that exist: without them a Jetson hides its GPU.
+    """
+    lines = [
+        "[Unit]",
+        f"Description=StarSD {'draft service' if device.role is Role.DRAFT else 'target'} ({device.name})",
+        "After=network-online.target",
+        "Wants=network-online.target",
+        "StartLimitIntervalSec=0",
+        "",
+        "[Service]",
+        f"ExecStart={root}/current/run",
+        "Restart=always",
+        "RestartSec=1",
+        "KillMode=mixed",
+        f"TimeoutStopSec={max(1, round(device.drain_s))}",
+        "NoNewPrivileges=yes",
+    ]
+    if device.unit is UnitScope.SYSTEM:
+        lines += [f"User={user}", "PrivateTmp=yes", "ProtectSystem=full"]
+        if device_groups:
+            lines.append(f"SupplementaryGroups={' '.join(device_groups)}")
+    wanted_by = "multi-user.target" if device.unit is UnitScope.SYSTEM else "default.target"
+    return "\n".join([*lines, "", "[Install]", f"WantedBy={wanted_by}", ""])

@@ -1,0 +1,224 @@
+"""A device from bare to serving, updated, cut at every step, rolled back: real sshd, venvs and processes."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from starsd_deploy.device import UnhealthyError
+from starsd_deploy.facts import Facts
+from starsd_deploy.inventory import Device
+from starsd_deploy.lease import Holder
+from starsd_deploy.plan import PLAN_VERSION, DevicePlan, Plan, Wanted, plan_device, read_plan, write_plan
+from starsd_deploy.runner import RunContext, gather_facts, run_plan
+from starsd_deploy.ssh import Connection
+from starsd_deploy.steps import Step, Upload
+from starsd_deploy.sudo import SudoPassword
+from starsd_edge.errors import DeployError, StarSDError
+from tests.deploy.loopback import LoopbackDevice
+from tests.deploy.toys import make_bundle, wanted_factory
+
+Want = Callable[[Device, Facts], Wanted]
+HOLDER = Holder("test@desk", "apply")
+
+
+class Quiet:
+    """An observer that notes what began."""
+
+    def __init__(self) -> None:
+        self.begun: list[Step] = []
+
+    def step_begins(self, device: str, step: Step) -> None:
+        self.begun.append(step)
+
+    def step_ends(self, device: str, step: Step) -> None:
+        return
+
+    def bytes_settled(self, device: str, count: int) -> None:
+        return
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def never_ask(question: str) -> str:
+    raise AssertionError(question)
+
+
+def plan_of(board: LoopbackDevice, device: Device, want: Want) -> DevicePlan:
+    with board.connect() as connection:
+        facts = gather_facts(connection, device)
+    return plan_device(device, facts, want(device, facts))
+
+
+def carry_out(
+    connection: Connection, device: Device, plan: DevicePlan, observer: Quiet | None = None
+) -> None:
+    def context(facts: Facts) -> RunContext:
+        return RunContext(
+            facts=facts,
+            sudo=SudoPassword(never_ask),
+            peers={},
+            uploads=threading.Semaphore(1),
+            observer=observer or Quiet(),
+        )
+
+    run_plan(connection, device, plan, HOLDER, context)
+
+
+def apply(board: LoopbackDevice, device: Device, want: Want) -> tuple[DevicePlan, int]:
+    plan = plan_of(board, device, want)
+    if not plan.steps:
+        return plan, 0
+    with board.connect() as connection:
+        carry_out(connection, device, plan)
+        return plan, connection.bytes_sent
+
+
+def answer(device: Device) -> str:
+    url = f"http://127.0.0.1:{device.endpoint_port}/health"
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        return str(reply.read().decode())
+
+
+@pytest.fixture
+def device(board: LoopbackDevice, tmp_path: Path) -> Device:
+    return board.device(
+        endpoint_port=free_port(), bundle=str(make_bundle(tmp_path, "x")), drain_s=2.0, start_timeout_s=20.0
+    )
+
+
+def test_bare_device_serves_and_second_apply_does_nothing(
+    board: LoopbackDevice, device: Device, tmp_path: Path
+) -> None:
+    want = wanted_factory(tmp_path, "1.0")
+    plan, sent = apply(board, device, want)
+    assert answer(device) == "1.0"
+    assert sent == plan.upload_bytes > 0
+    again, sent = apply(board, device, want)
+    assert (again.steps, sent) == ((), 0)
+    secret = board.root / "keys" / "device.key_secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_update_sends_only_what_is_new_and_rollback_needs_nothing(
+    board: LoopbackDevice, device: Device, tmp_path: Path
+) -> None:
+    apply(board, device, wanted_factory(tmp_path, "1.0"))
+    plan, sent = apply(board, device, wanted_factory(tmp_path, "2.0"))
+    assert answer(device) == "2.0"
+    sources = [blob.source for step in plan.steps if isinstance(step, Upload) for blob in step.blobs]
+    assert not any("common-1.0" in source for source in sources)
+    assert sent == plan.upload_bytes
+
+
+def test_failing_gate_leaves_the_old_release_serving(
+    board: LoopbackDevice, device: Device, tmp_path: Path
+) -> None:
+    apply(board, device, wanted_factory(tmp_path, "1.0"))
+    with pytest.raises(UnhealthyError, match=r"self-test: expected token 7, got 9"):
+        apply(board, device, wanted_factory(tmp_path, "2.0", behaviour="gate fails"))
+    assert answer(device) == "1.0"
+
+
+def test_release_that_does_not_start_is_rolled_back_and_its_journal_shown(
+    board: LoopbackDevice, tmp_path: Path
+) -> None:
+    device = board.device(
+        endpoint_port=free_port(), bundle=str(make_bundle(tmp_path, "x")), drain_s=1.0, start_timeout_s=2.0
+    )
+    apply(board, msgspec.structs.replace(device, start_timeout_s=20.0), wanted_factory(tmp_path, "1.0"))
+    with pytest.raises(UnhealthyError, match=r"(?s)went back to 1\.0-.*the sky is falling"):
+        apply(board, device, wanted_factory(tmp_path, "2.0", behaviour="start fails"))
+    with board.connect() as connection:
+        state = gather_facts(connection, device).state
+    assert state.current.startswith("1.0-")
+    assert state.history[-1] == state.current
+
+
+def test_plan_file_is_refused_when_the_device_has_moved_on(
+    board: LoopbackDevice, device: Device, tmp_path: Path
+) -> None:
+    old = plan_of(board, device, wanted_factory(tmp_path, "1.0"))
+    whole = read_plan(write_plan(Plan(PLAN_VERSION, "fleet.toml", (old,))), "plan.json")
+    assert whole.devices == (old,)
+    apply(board, device, wanted_factory(tmp_path, "2.0"))
+    with board.connect() as connection, pytest.raises(DeployError, match="has changed since the plan"):
+        carry_out(connection, device, whole.devices[0])
+    assert answer(device) == "2.0"
+
+
+@dataclass
+class Cut(Quiet):
+    """Cuts the connection when step number `index` begins or ends."""
+
+    connection: Connection
+    index: int
+    at_end: bool
+    begun: list[Step] = field(default_factory=list)
+
+    def step_begins(self, device: str, step: Step) -> None:
+        if not self.at_end and len(self.begun) == self.index:
+            self.connection.close()
+        self.begun.append(step)
+
+    def step_ends(self, device: str, step: Step) -> None:
+        if self.at_end and len(self.begun) == self.index + 1:
+            self.connection.close()
+
+
+@pytest.mark.slow
+def test_cut_before_and_after_every_step_leaves_a_serving_device_that_the_next_apply_finishes(
+    board: LoopbackDevice, device: Device, tmp_path: Path
+) -> None:
+    """Fault points are the steps of a real update, enumerated; every second cut is a power cut."""
+    device = msgspec.structs.replace(device, keep_releases=1)
+    apply(board, device, wanted_factory(tmp_path, "1.0"))
+    board.stop_service()
+    snapshot = tmp_path / "snapshot"
+    shutil.copytree(board.root, snapshot, symlinks=True)
+    want = wanted_factory(tmp_path, "2.0")
+    count = len(plan_of(board, device, want).steps)
+    assert count >= 7
+    for number in range(2 * count):
+        index, at_end = divmod(number, 2)
+        shutil.rmtree(board.root)
+        shutil.copytree(snapshot, board.root, symlinks=True)
+        board.boot()
+        await_answer(device)
+        plan = plan_of(board, device, want)
+        with board.connect() as connection, pytest.raises(StarSDError):
+            carry_out(connection, device, plan, Cut(connection, index, bool(at_end)))
+        if at_end:
+            board.lose_power()
+            board.boot()
+        await_answer(device)
+        assert answer(device) in {"1.0", "2.0"}, plan.steps[index]
+        (board.root / "lease" / "beat").unlink(missing_ok=True)  # the dead deployer's time is over
+        apply(board, device, want)
+        assert answer(device) == "2.0", plan.steps[index]
+        assert plan_of(board, device, want).steps == (), plan.steps[index]
+        board.stop_service()
+
+
+def await_answer(device: Device) -> None:
+    """The service's port takes a moment after its process starts."""
+    for _ in range(2000):
+        try:
+            socket.create_connection(("127.0.0.1", device.endpoint_port), 5).close()
+        except ConnectionRefusedError:
+            threading.Event().wait(0.01)
+        else:
+            return
+    raise AssertionError("the service does not answer")
