@@ -79,8 +79,9 @@ def survey(
     def one(device: Device) -> Surveyed:
         try:
             with login.connect(device) as connection:
+                asked_s = clock()  # the script reads the device's clock first
                 facts = gather_facts(connection, device, _peers(fleet, device, login))
-                return Surveyed(device, facts, None, check_device(device, facts, clock()))
+                return Surveyed(device, facts, None, check_device(device, facts, asked_s))
         except StarSDError as error:
             return Surveyed(device, None, error)
 
