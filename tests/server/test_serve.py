@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import zmq
 
+from starsd_edge.decoding.roles import Update
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import BundleError
+from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.sockets import SyncSocket, make_context
-from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.greeting import HelloBody, Identity
 from starsd_edge.protocol.messages import (
     Busy,
     BusyReason,
@@ -212,6 +214,37 @@ def test_two_interleaved_sessions_draft_what_each_drafts_alone(edges: Edges, ser
             assert isinstance(draft, Draft)
             together[place].append((draft.tokens.tolist(), draft.parents.tolist()))
     assert alone == together
+
+
+def test_the_real_client_gets_its_trees(service: Running) -> None:
+    """RemoteDrafter: context, a prompt in chunks, rounds, a rollback."""
+    hello = HelloBody(
+        identity=IDENTITY,
+        digest=IDENTITY.digest(),
+        device="laptop",
+        software="test",
+        dtypes=["fp16"],
+        max_len=512,
+        max_nodes=16,
+    )
+    drafter = RemoteDrafter(service.address, hello)
+    try:
+        drafter.start(1)
+        start = 0
+        for number, n in enumerate([150, 2, 1, 4]):
+            drafter.update(Update(start, *rows(number, n)))
+            start += n
+            tree = drafter.poll(PATIENCE_MS / 1e3)
+            assert tree is not None, drafter.state()
+            assert start + 1 == tree.base_len
+            assert 2 <= len(tree) <= 16
+        drafter.rollback(100)
+        drafter.update(Update(99, *rows(9, 3)))
+        tree = drafter.poll(PATIENCE_MS / 1e3)
+        assert tree is not None
+        assert 103 == tree.base_len
+    finally:
+        drafter.close()
 
 
 def test_the_scheduling_loop_answers_pings(edges: Edges, service: Running) -> None:
