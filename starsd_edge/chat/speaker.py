@@ -140,13 +140,14 @@ class Speaker:
         started_s = self._clock()
         for read in self._read_prompt(context, prompt.tolist(), settings):
             yield PromptRead(read)
+        room = self.max_len - len(prompt)
         reason = FinishReason.CANCELLED
         reading = _Reading(self._model, settings, figures)
         if not self._cancelled.is_set():
             for committed in context.decoder.generate(
                 prompt,
                 settings.sampling,
-                settings.max_tokens or self.max_len,
+                min(settings.max_tokens or room, room),
                 self._model.stop_tokens,
             ):
                 now_s = self._clock()

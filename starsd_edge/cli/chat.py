@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -43,7 +44,7 @@ def command(
     threads: int | None,
     context: int | None,
     service: str | None,
-    keys: str | None,
+    keys: Path | None,
     system: str | None,
     changes: tuple[str, ...],
     seed: int | None,
@@ -59,7 +60,8 @@ def command(
     With PROMPT, or with text piped in, answers once. /help lists what can be done inside a chat.
     """
     from starsd_edge.chat.conversation import Conversation
-    from starsd_edge.cli.runtime import ModelChoice, draft_service, open_bundle, open_speaker
+    from starsd_edge.cli.drafts import find_draft_service
+    from starsd_edge.cli.runtime import ModelChoice, open_bundle, open_speaker
     from starsd_edge.config import read_config
 
     config = read_config().chat
@@ -76,8 +78,9 @@ def command(
 
     report = _silent if quiet else _report
     choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
+    drafts = find_draft_service(service or config.service, keys)
     opened = open_bundle(choice, report)
-    speaker = open_speaker(opened, choice, draft_service(service or config.service, keys), report=report)
+    speaker = open_speaker(opened, choice, drafts, report=report)
     try:
         conversation = Conversation(speaker, _settings(opened.manifest, wanted))
         if question is not None and not interactive:

@@ -29,12 +29,12 @@ class Needs:
     num_weights: int
 
 
-def needs_of(manifest: Manifest) -> Needs:
-    """What the manifest of a bundle says of its size."""
+def needs_of(manifest: Manifest, max_contexts: int = 1) -> Needs:
+    """What the manifest of a bundle says of its size; the cache is that of all contexts together."""
     shapes = manifest.shapes
     weights = sum(entry.num_bytes for name, entry in manifest.files.items() if name.startswith("model."))
     row = 2 * shapes.num_layers * shapes.num_kv_heads * shapes.head_dim
-    return Needs(weights, row * KV_VALUE_BYTES, _num_weights(shapes))
+    return Needs(weights, max_contexts * row * KV_VALUE_BYTES, _num_weights(shapes))
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:

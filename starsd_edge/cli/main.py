@@ -33,6 +33,7 @@ class CommandEntry:
 
 COMMANDS: dict[str, CommandEntry] = {
     "chat": CommandEntry("starsd_edge.cli.chat", "Talk to a model in the terminal."),
+    "serve": CommandEntry("starsd_edge.cli.serve", "Serve a model to programs that speak OpenAI's API."),
     "export": CommandEntry("starsd_edge.cli.export", "Make a bundle of a model."),
     "bundle": CommandEntry("starsd_edge.cli.bundle", "Look at a bundle, or prove that it is whole."),
     "keys": CommandEntry("starsd_edge.cli.keys", "Make a device's key, and say whom a service lets in."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -25,7 +26,12 @@ OPTIONS = (
     click.option(
         "--service", metavar="ADDRESS", help="Draft service, tcp://HOST:PORT. None: decode plainly."
     ),
-    click.option("--keys", metavar="DIR", help="Where this device's keys and the service's public key lie."),
+    click.option(
+        "--keys",
+        metavar="DIR",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder of this device's key and of the services it knows.",
+    ),
 )
 
 

@@ -14,30 +14,23 @@ from starsd_edge.bundle import Bundle, Manifest
 from starsd_edge.chat.contexts import Pair
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Model, Speaker
+from starsd_edge.cli.drafts import DraftService
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
-from starsd_edge.decoding.roles import Drafter, Target
+from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.sampling import SamplingParams
-from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
+from starsd_edge.errors import BundleError, MissingDependencyError
 from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
 from starsd_edge.text.tokenizer import Tokenizer
 
-__all__ = ["EMBEDDED", "ModelChoice", "Service", "default_settings", "open_bundle", "open_speaker"]
+__all__ = ["EMBEDDED", "ModelChoice", "default_settings", "open_bundle", "open_speaker"]
 
 EMBEDDED = "embedded"
 EMBEDDED_QUANT = "int8"  # the fastest on a CPU, and bitwise the same with and without drafting
 PROGRESS_PERCENT = 20  # of an export between two lines of progress
 DEFAULT_TEMPLATE = "chatml"  # for a model whose files carry no chat template
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A draft service to use: how to open a drafter on it, and its name for the status line."""
-
-    address: str
-    open_drafter: Callable[[Bundle], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +67,26 @@ def open_bundle(choice: ModelChoice, report: Callable[[str], None]) -> Bundle:
     return Bundle.open(embedded.bundle_path(choice.quant or EMBEDDED_QUANT, progress))
 
 
-def draft_service(address: str | None, keys: str | None) -> Service | None:
-    """The draft service at `address`; None for None."""
-    if address is None:
-        return None
-    raise UsageError("a chat cannot use a draft service yet: leave --service out")
-
-
 def open_speaker(
     bundle: Bundle,
     choice: ModelChoice,
-    service: Service | None,
+    service: DraftService | None,
     *,
     report: Callable[[str], None],
     max_contexts: int = 1,
 ) -> Speaker:
-    """Load the bundle's model. Raises ResourceError, before loading, when it does not fit."""
+    """Load the bundle's model, for as many conversations at once as `max_contexts`.
+
+    Raises ResourceError, before loading, when it does not fit.
+    """
     manifest = bundle.manifest
     wanted = min(manifest.max_len, choice.context or manifest.max_len)
-    needs = needs_of(manifest)
+    needs = needs_of(manifest, max_contexts)
     max_len = check_fits(str(bundle.path), needs, wanted, available_bytes())
     if max_len < wanted:
         report(f"memory for {max_len} of {wanted} tokens of context")
     model = Model(
-        name=manifest.identity.name,
+        name=model_name(choice),
         writer=_writer(bundle),
         max_len=max_len,
         stop_tokens=frozenset(manifest.stop_tokens),
@@ -105,7 +94,10 @@ def open_speaker(
     )
     runtime = _runtime(manifest)
     first = runtime.load(bundle, choice.threads)
-    curve = measured_curve(first) if service else None
+    curve = None
+    if service is not None:
+        report("measuring this device")
+        curve = measured_curve(first)
     unused: list[Target] = [first]
 
     def open_pair() -> Pair:
@@ -113,9 +105,16 @@ def open_speaker(
         target = unused.pop() if unused else runtime(bundle, first.session)
         if service is None or curve is None:
             return Pair(target, None, PlainPolicy())
-        return Pair(target, service.open_drafter(bundle), AdaptivePolicy(curve))
+        return Pair(target, service.open_drafter(manifest, curve, max_len), AdaptivePolicy(curve))
 
     return Speaker(model, open_pair, max_contexts=max_contexts, clock=time.monotonic)
+
+
+def model_name(choice: ModelChoice) -> str:
+    """What the model is called by people and in requests."""
+    if choice.bundle == EMBEDDED:
+        return str(_product("starsd_jetson.embedded").NAME)
+    return Path(choice.bundle).resolve().name
 
 
 def default_settings(manifest: Manifest, seed: int) -> ChatSettings:

@@ -108,7 +108,7 @@ class ChatRequest(Sampling, kw_only=True):
 
 
 class CompletionRequest(Sampling, kw_only=True):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = False
     best_of: int | None = None

@@ -1,0 +1,89 @@
+"""The draft service as a command line names it: address, keys, and what this device tells of itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from starsd_edge.bundle import Manifest
+from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.errors import UsageError
+from starsd_edge.link.client import RemoteDrafter
+from starsd_edge.link.pins import edge_keys
+from starsd_edge.link.sockets import EdgeKeys, check_private
+from starsd_edge.protocol.features import FeatureDtype
+from starsd_edge.protocol.greeting import HelloBody, Identity
+
+__all__ = ["DraftService", "find_draft_service", "identity_of", "software"]
+
+MAX_NODES = 60  # no target verifies more in one pass (starsd_jetson.onnx_target)
+# Most exact first: the service takes the first that it can read.
+DTYPES = (FeatureDtype.FP16, FeatureDtype.BF16, FeatureDtype.INT8)
+DISTRIBUTION = "starsd-edge"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftService:
+    """Where drafts come from."""
+
+    address: str
+    keys: EdgeKeys | None
+
+    def open_drafter(self, manifest: Manifest, curve: CostCurve, max_len: int) -> RemoteDrafter:
+        """A drafter with a session of its own. Connects in the background; never fails."""
+        identity = identity_of(manifest)
+        hello = HelloBody(
+            identity=identity,
+            digest=identity.digest(),
+            device=self.keys.own.key.name if self.keys else platform.node() or "edge",
+            software=software(),
+            dtypes=[dtype.wire_name for dtype in DTYPES],
+            max_len=max_len,
+            max_nodes=MAX_NODES,
+            cost_sizes=list(curve.sizes),
+            cost_seconds=list(curve.seconds),
+        )
+        return RemoteDrafter(self.address, hello, self.keys)
+
+
+def find_draft_service(address: str | None, key_folder: Path | None) -> DraftService | None:
+    """The service at `address`; None for None.
+
+    Raises UsageError for an address that is none, ConfigError where keys are needed and missing.
+    """
+    if address is None:
+        return None
+    if "://" not in address:
+        raise UsageError(f"{address!r} is no address of a draft service: tcp://HOST:PORT")
+    keys = edge_keys(address, folder=key_folder)
+    check_private(address, has_key=keys is not None)
+    return DraftService(address, keys)
+
+
+def software() -> str:
+    """This program and its version, for people who watch the service."""
+    try:
+        return f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}"
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return DISTRIBUTION
+
+
+def identity_of(manifest: Manifest) -> Identity:
+    """What a bundle's target is to a draft head.
+
+    Where no layers are tapped the features are the final norm's output.
+    """
+    identity, shapes = manifest.identity, manifest.shapes
+    tapped = manifest.feature_layers
+    return Identity(
+        target=identity.name,
+        target_hash=identity.source_sha256,
+        vocab_size=shapes.vocab_size,
+        tokenizer_hash=identity.tokenizer_sha256,
+        hidden_size=shapes.hidden_size,
+        feature_size=shapes.feature_size,
+        feature_layers=tapped or (-1,),
+        feature_norm=not tapped,
+    )

@@ -1,0 +1,110 @@
+"""`starsd serve`: the model of this device behind OpenAI's API."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from starsd_edge.cli.model_options import model_options
+from starsd_edge.errors import ConfigError
+
+__all__ = ["DEFAULT_PORT", "command"]
+
+DEFAULT_PORT = 8642
+
+
+@click.command()
+@model_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the key that clients must send; $STARSD_API_KEY holds one too. Needed off loopback.",
+)
+@click.option("--cors-origin", "origins", multiple=True, help="Web page origin that may ask; repeatable.")
+@click.option(
+    "--max-waiting",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Requests that may wait; more are told to come again.",
+)
+@click.option(
+    "--conversations",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Conversations whose KV cache is kept.",
+)
+def command(
+    bundle: str | None,
+    quant: str | None,
+    threads: int | None,
+    context: int | None,
+    service: str | None,
+    keys: Path | None,
+    host: str,
+    port: int,
+    api_key_file: Path | None,
+    origins: tuple[str, ...],
+    max_waiting: int,
+    conversations: int,
+) -> None:
+    """Serve the model to programs that speak OpenAI's API.
+
+    Base URL for them: http://127.0.0.1:8642/v1
+    """
+    import time
+
+    from starsd_edge.chat.status import link_words
+    from starsd_edge.cli.drafts import find_draft_service
+    from starsd_edge.cli.runtime import ModelChoice, default_settings, open_bundle, open_speaker
+    from starsd_edge.config import read_config
+    from starsd_edge.endpoint.app import Endpoint
+    from starsd_edge.endpoint.guard import Guard
+    from starsd_edge.endpoint.server import check_exposure, open_socket, serve
+    from starsd_edge.endpoint.worker import Worker
+
+    config = read_config().chat
+    api_key = _api_key(api_key_file)
+    check_exposure(host, api_key)
+    drafts = find_draft_service(service or config.service, keys)
+    choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
+    with open_socket(host, port) as listener:
+        opened = open_bundle(choice, _report)
+        speaker = open_speaker(opened, choice, drafts, report=_report, max_contexts=conversations)
+        worker = Worker(speaker, max_waiting)
+        endpoint = Endpoint(
+            worker=worker,
+            model_id=speaker.model,
+            defaults=default_settings(opened.manifest, seed=0),
+            guard=Guard(api_key, origins),
+            created=int(time.time()),
+        )
+        name, number = listener.getsockname()[:2]
+        shown = f"[{name}]" if ":" in name else name
+        _report(f"{speaker.model} at http://{shown}:{number}/v1 · {link_words(speaker.link())}")
+        try:
+            serve(endpoint, listener)
+        finally:
+            worker.close()
+            speaker.close()
+
+
+def _api_key(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get("STARSD_API_KEY", "")
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not key:
+        raise ConfigError(f"{file} holds no key")
+    return key
+
+
+def _report(line: str) -> None:
+    click.echo(line, err=True)
