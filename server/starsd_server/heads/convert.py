@@ -156,7 +156,7 @@ def _config(raw: dict[str, Any], kind: HeadKind, found: dict[str, Tensor], sourc
         )
     except KeyError as error:
         raise BundleError(f"{file}: no {error}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ZeroDivisionError) as error:
         raise BundleError(f"{file}: {error}") from error
 
 

@@ -34,7 +34,7 @@ class TargetRows(Protocol):
         ...
 
     def embedding(self) -> Float32Array:
-        """[V, H]"""
+        """[V, H], the caller's to change"""
         ...
 
     def lm_head(self, tokens: NDArray[np.int64]) -> Float32Array:
@@ -66,10 +66,10 @@ class _BundleRows:
         )
 
     def embedding(self) -> Float32Array:
-        return self._bundle.embedding()
+        return np.array(self._bundle.embedding())  # a view of the file until here
 
     def lm_head(self, tokens: NDArray[np.int64]) -> Float32Array:
-        return self._bundle.lm_head(tokens)
+        return np.array(self._bundle.lm_head(tokens))
 
 
 class _SourceRows:

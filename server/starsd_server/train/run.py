@@ -28,6 +28,7 @@ from starsd_edge.text.tokenizer import Tokenizer
 from starsd_edge.types import TokenArray
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
+from starsd_server.heads.target import open_target_rows
 from starsd_server.train.data import Corpus, draft_vocabulary
 from starsd_server.train.evaluate import Acceptance, TreeShape, acceptance
 from starsd_server.train.loop import Progress, Settings, Trainer
@@ -123,8 +124,9 @@ def train_head(
     corpus = open_corpus(work / "corpus")
     held, taught = split(corpus, plan.settings.seed)
     vocabulary = draft_vocabulary(corpus, taught, config.vocab_size, config.draft_vocab_size)
-    embedding = torch.from_numpy(bundle.embedding())
-    lm_head = torch.from_numpy(bundle.lm_head(vocabulary.numpy()))
+    rows = open_target_rows(bundle.path)
+    embedding = torch.from_numpy(rows.embedding())
+    lm_head = torch.from_numpy(rows.lm_head(vocabulary.numpy()))
     scale = embedding_scale(embedding, torch.from_numpy(np.array(corpus.features[:4096])))
     head = new_head(config, embedding, lm_head, vocabulary, scale, plan.settings.seed)
     head.embedding = head.embedding.to(plan.settings.dtype)

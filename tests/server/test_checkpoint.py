@@ -1,0 +1,261 @@
+"""Heads on disk: what is written is read back, and whatever is wrong is named in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from starsd_edge.errors import BundleError
+from starsd_edge.protocol.greeting import Identity
+from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest, save_head
+from starsd_server.heads.convert import convert
+from starsd_server.heads.head import EagleHead, HeadKind
+from starsd_server.heads.target import open_target_rows
+
+from .heads import random_head, small_config
+
+GOLDEN = Path(__file__).parent / "golden" / "eagle"
+TARGET = GOLDEN / "targets" / "mha-8"
+
+
+def manifest_of(head: EagleHead, target_hash: str = "00") -> HeadManifest:
+    config = head.config
+    identity = Identity(
+        target="toy",
+        target_hash=target_hash,
+        vocab_size=config.vocab_size,
+        tokenizer_hash="11",
+        hidden_size=config.hidden_size,
+        feature_size=config.hidden_size,
+    )
+    return HeadManifest(name="small", head=config, identity=identity)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    head = random_head(HeadKind.EAGLE1)
+    save_head(head, manifest_of(head), tmp_path / "head")
+    return tmp_path / "head"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STARSD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("kind", list(HeadKind))
+@pytest.mark.parametrize("draft_vocab", [256, 512])
+def test_what_is_written_is_read_back(kind: HeadKind, draft_vocab: int, tmp_path: Path) -> None:
+    """In half precision, but for the draft vocabulary, which a head of the whole one need not store."""
+    head = random_head(kind, config=small_config(kind, draft_vocab))
+    save_head(head, manifest_of(head), tmp_path)
+    again = load_head(tmp_path)
+    assert read_manifest(tmp_path) == manifest_of(head)
+    for name, tensor in head.state_dict().items():
+        if name == "draft_to_target":
+            expected = tensor if draft_vocab < 512 else torch.arange(512)
+        else:
+            expected = tensor.half().float()
+        assert torch.equal(expected, again.state_dict()[name]), name
+    assert not any(parameter.requires_grad for parameter in again.parameters())
+    assert ("draft_to_target" in load_file(tmp_path / "head.safetensors")) == (draft_vocab < 512)
+
+
+def test_what_belongs_to_the_target_is_made_once_and_kept(tmp_path: Path, own_cache: Path) -> None:
+    """As for the head that ships with the package, whose folder has no target.safetensors and may not be
+    writable."""
+    head = random_head(HeadKind.EAGLE1)
+    rows = open_target_rows(TARGET)
+    head.embedding = torch.from_numpy(rows.embedding())
+    head.lm_head.data = torch.from_numpy(rows.lm_head(head.draft_to_target.numpy()))
+    save_head(head, manifest_of(head, rows.hash), tmp_path / "head")
+    (tmp_path / "head" / "target.safetensors").unlink()
+    with pytest.raises(BundleError, match=r"no target\.safetensors; name the target once"):
+        load_head(tmp_path / "head")
+    made = load_head(tmp_path / "head", TARGET)
+    kept = load_head(tmp_path / "head")  # needs the target no more
+    assert [file.name for file in own_cache.rglob("*.safetensors")] == ["target.safetensors"]
+    for loaded in (made, kept):
+        torch.testing.assert_close(loaded.lm_head, head.lm_head, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(loaded.embedding, head.embedding, atol=1e-3, rtol=1e-3)
+
+
+def test_a_head_of_another_target_is_refused(folder: Path) -> None:
+    (folder / "target.safetensors").unlink()
+    with pytest.raises(BundleError, match="not the target of the head"):
+        load_head(folder, TARGET)
+
+
+def test_missing_extra_and_wrong_tensors_are_all_named(folder: Path) -> None:
+    file = folder / "head.safetensors"
+    tensors = load_file(file)
+    tensors["surplus.weight"] = tensors.pop("down_proj.weight")
+    tensors["o_proj.weight"] = tensors["o_proj.weight"][:-1].clone()
+    save_file(tensors, file)
+    with pytest.raises(BundleError) as caught:
+        load_head(folder)
+    message = str(caught.value)
+    assert "missing: down_proj.weight" in message
+    assert "unknown: surplus.weight" in message
+    assert "o_proj.weight is [63, 64], not [64, 64]" in message
+
+
+@pytest.mark.parametrize("ids", [[0] * 256, [*range(255), 512], [*range(255), -1]])
+def test_a_draft_vocabulary_outside_the_targets_is_refused(folder: Path, ids: list[int]) -> None:
+    file = folder / "head.safetensors"
+    save_file(load_file(file) | {"draft_to_target": torch.tensor(ids, dtype=torch.int32)}, file)
+    with pytest.raises(BundleError, match="draft_to_target must hold different tokens of 0 to 511"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "not a draft head's configuration"),
+        ('{"name": "x"}', "missing required field `head`"),
+        ("FORMAT", "format 'starsd-head-9', this version reads 'starsd-head-1'"),
+        ("HEADS", "5 heads over 2 KV heads"),
+    ],
+)
+def test_a_damaged_configuration_is_named(folder: Path, text: str, complaint: str) -> None:
+    file = folder / "config.json"
+    raw = json.loads(file.read_text())
+    if text == "FORMAT":
+        text = json.dumps(raw | {"format": "starsd-head-9"})
+    if text == "HEADS":
+        text = json.dumps(raw | {"head": raw["head"] | {"num_heads": 5}})
+    file.write_text(text)
+    with pytest.raises(BundleError, match=complaint):
+        load_head(folder)
+
+
+def test_a_cut_file_and_a_folder_without_a_head_are_named(folder: Path, tmp_path: Path) -> None:
+    file = folder / "head.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(BundleError, match=r"head\.safetensors: cannot be read"):
+        load_head(folder)
+    with pytest.raises(BundleError, match="not a draft head"):
+        load_head(tmp_path)
+
+
+class Published:
+    """A published head that a test changes before it is converted."""
+
+    def __init__(self, case: str, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.config = json.loads((GOLDEN / "heads" / case / "config.json").read_text())
+        self.tensors = torch.load(GOLDEN / "heads" / case / "pytorch_model.bin", weights_only=True)
+
+    def convert(self) -> HeadManifest:
+        (self.folder / "config.json").write_text(json.dumps(self.config))
+        save_file(self.tensors, self.folder / "model.safetensors")
+        return convert(self.folder, TARGET, self.folder / "out")
+
+
+@pytest.fixture
+def eagle1(tmp_path: Path) -> Published:
+    return Published("eagle1-bias", tmp_path / "eagle1")
+
+
+@pytest.fixture
+def eagle3(tmp_path: Path) -> Published:
+    return Published("eagle3-small-vocab", tmp_path / "eagle3")
+
+
+def test_eagle1_without_a_bias_key_has_the_bias_its_file_holds(eagle1: Published) -> None:
+    assert eagle1.convert().head.fc_bias
+    del eagle1.tensors["fc.bias"]
+    assert not eagle1.convert().head.fc_bias
+    eagle1.config["bias"] = True
+    with pytest.raises(BundleError, match=r"missing: fc\.bias"):
+        eagle1.convert()
+
+
+def test_eagle1_names_its_features_the_final_norms(eagle1: Published) -> None:
+    identity = eagle1.convert().identity
+    assert (identity.feature_layers, identity.feature_norm, identity.feature_size) == ((-1,), True, 64)
+
+
+def test_eagle3_taps_three_layers_and_sends_them_projected(eagle3: Published) -> None:
+    manifest = eagle3.convert()
+    assert manifest.head.feature_size == 3 * 64
+    identity = manifest.identity
+    assert (identity.feature_layers, identity.feature_norm, identity.feature_size) == ((2, 4, 5), False, 64)
+
+
+def test_eagle3_of_the_whole_vocabulary_has_no_table(eagle3: Published) -> None:
+    """The reference drops d2t when the sizes are equal, whatever it holds."""
+    eagle3.config["draft_vocab_size"] = 512
+    eagle3.tensors["lm_head.weight"] = torch.randn(512, 64)
+    eagle3.tensors["d2t"] = torch.ones(512, dtype=torch.int64)
+    eagle3.convert()
+    assert torch.equal(torch.arange(512), load_head(eagle3.folder / "out").draft_to_target)
+
+
+def test_eagle3_without_its_table_or_with_one_that_leads_astray_is_refused(eagle3: Published) -> None:
+    table = eagle3.tensors.pop("d2t")
+    with pytest.raises(BundleError, match="missing: d2t"):
+        eagle3.convert()
+    eagle3.tensors["d2t"] = table + 500
+    with pytest.raises(BundleError, match="outside the vocabulary"):
+        eagle3.convert()
+
+
+def test_a_head_that_brings_its_own_embedding_keeps_it(eagle1: Published) -> None:
+    eagle1.tensors["embed_tokens.weight"] = torch.full((512, 64), 0.25)
+    eagle1.convert()
+    assert (load_head(eagle1.folder / "out").embedding == 0.25).all()
+
+
+def test_missing_and_unknown_tensors_of_a_published_head_are_named(eagle1: Published) -> None:
+    eagle1.tensors["layers.0.input_layernorm.weight"] = torch.ones(64)
+    del eagle1.tensors["layers.0.mlp.up_proj.weight"]
+    with pytest.raises(BundleError) as caught:
+        eagle1.convert()
+    assert "missing: layers.0.mlp.up_proj.weight" in str(caught.value)
+    assert "unknown: layers.0.input_layernorm.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("hidden_act", "gelu", "activation 'gelu'"),
+        ("num_hidden_layers", 2, "a head of 2 layers"),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "rope_scaling"),
+        ("hidden_size", 32, "does not fit its config.json"),
+        ("num_attention_heads", 0, "config.json"),
+    ],
+)
+def test_a_published_configuration_that_does_not_fit_is_named(
+    eagle1: Published, key: str, value: object, complaint: str
+) -> None:
+    eagle1.config[key] = value
+    with pytest.raises(BundleError, match=complaint):
+        eagle1.convert()
+
+
+def test_linear_rope_scaling_divides_positions_and_drops_the_base(eagle1: Published) -> None:
+    """As the reference does: with rope_scaling it ignores rope_theta."""
+    eagle1.config |= {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    head = eagle1.convert().head
+    assert (head.rope_theta, head.rope_scale) == (10000.0, 4.0)
+
+
+def test_a_pickle_with_code_in_it_is_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (str(tmp_path / "ran"),)  # type: ignore[return-value]
+
+    source = tmp_path / "evil"
+    source.mkdir()
+    (source / "config.json").write_text((GOLDEN / "heads" / "eagle1-bias" / "config.json").read_text())
+    torch.save({"fc.weight": Evil()}, source / "pytorch_model.bin")
+    with pytest.raises(BundleError, match="cannot be read safely"):
+        convert(source, TARGET, tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
