@@ -14,6 +14,7 @@ from starsd_deploy.inventory import Device, Role, UnitScope
 __all__ = [
     "ServiceLink",
     "gate_script",
+    "key_name",
     "make_key_script",
     "probe_script",
     "rotate_key_script",
@@ -45,7 +46,7 @@ def unit_name(role: Role) -> str:
 
 def run_script(device: Device, root: str, services: tuple[ServiceLink, ...]) -> str:
     """The release's `run`: what the unit starts. Its working folder is the release, by its real path."""
-    argv = _draft_argv(device) if device.role is Role.DRAFT else _target_argv(device, services)
+    argv = _draft_argv(device, root) if device.role is Role.DRAFT else _target_argv(device, services)
     return _prelude(device, root) + f"exec {PYTHON} {shlex.join(argv)}\n"
 
 
@@ -68,8 +69,9 @@ def probe_script(device: Device) -> str:
     return f"import socket; socket.create_connection({address!r}, {PROBE_TIMEOUT_S}).close()"
 
 
-def _draft_argv(device: Device) -> list[str]:
-    argv = ["draft", "serve", "--listen", f"tcp://*:{device.draft_port}"]
+def _draft_argv(device: Device, root: str) -> list[str]:
+    argv = ["draft", "serve", "--bind", f"tcp://*:{device.draft_port}", "--name", device.name]
+    argv += ["--keys", f"{root}/keys"]
     if device.head:
         argv += ["--head", "head"]
     if device.bundle:
@@ -87,8 +89,8 @@ def _target_argv(device: Device, services: tuple[ServiceLink, ...]) -> list[str]
         "--port",
         str(device.endpoint_port),
     ]
-    for service in services:
-        argv += ["--service", service.address]
+    if services:  # `serve` takes one; the others are pinned and trusted, ready to be named by hand
+        argv += ["--service", services[0].address]
     return [*argv, *device.arguments]
 
 
@@ -96,12 +98,16 @@ def _gate(device: Device, services: tuple[ServiceLink, ...]) -> list[tuple[str, 
     if device.role is Role.DRAFT:
         return [("the program starts", ["draft", "serve", "--help"])]
     checks = [("files and self-test of the bundle", ["bundle", "verify", "bundle"])]
-    return checks + [(f"service {s.name} at {s.address}", ["ping", s.address]) for s in services]
+    return checks + [
+        (f"service {s.name} at {s.address}", ["ping", s.address, "--count", "3", "--no-upload"])
+        for s in services
+    ]
 
 
 def _prelude(device: Device, root: str) -> str:
     exports = {
         "STARSD_CONFIG": f"{root}/config",
+        "STARSD_KEYS": f"{root}/keys",
         "STARSD_CACHE": f"{root}/cache",
         "STARSD_STATE": f"{root}/state",
         **device.environment,
@@ -110,20 +116,30 @@ def _prelude(device: Device, root: str) -> str:
     return '#!/bin/sh\nset -eu\ncd "$(dirname "$(readlink -f "$0")")"\n' + "\n".join(lines) + "\n"
 
 
-def make_key_script() -> str:
-    """Shell in a release's folder; $1 is the root. Makes the pair if none is, prints its public half."""
-    generate = f'{PYTHON} keys generate --dir "$1/keys" --name device >/dev/null'
-    return f'{generate}\n{PYTHON} keys show --dir "$1/keys" --public'
+def key_name(role: Role) -> str:
+    """Which file in the keys folder is a device's own key; the service looks for its own by another name."""
+    return "service" if role is Role.DRAFT else "device"
 
 
-def trust_script() -> str:
-    """Shell in a draft device's release; $1 root, $2 name, $3 public key: admits that device."""
-    return f'{PYTHON} keys trust "$2" "$3" --dir "$1/keys/trusted"'
+def make_key_script(role: Role) -> str:
+    """Shell in a release's folder; $1 is the root. Makes the pair if needed, prints the public half."""
+    words = f'--dir "$1/keys" --name {key_name(role)}'
+    return f"{PYTHON} keys generate {words} >/dev/null\n{PYTHON} keys show {words} --public"
 
 
-def rotate_key_script() -> str:
+def rotate_key_script(role: Role) -> str:
     """Shell in the current release; $1 is the root. Replaces the pair, prints the new public half."""
-    return f'{PYTHON} keys rotate --dir "$1/keys" >/dev/null\n{PYTHON} keys show --dir "$1/keys" --public'
+    words = f'--dir "$1/keys" --name {key_name(role)}'
+    return f"{PYTHON} keys rotate {words} >/dev/null\n{PYTHON} keys show {words} --public"
+
+
+def trust_script(*, keep_previous: bool = False) -> str:
+    """Shell in a draft device's release; $1 root, $2 name, $3 public key: admits that device by that key.
+
+    With `keep_previous` its earlier key stays good, until it is trusted once more without.
+    """
+    keep = " --keep-previous" if keep_previous else ""
+    return f'{PYTHON} keys trust "$2" "$3" --dir "$1/keys/trusted" --replace{keep}'
 
 
 def untrust_script() -> str:

@@ -277,27 +277,27 @@ prune() { # prune: keep-list of releases, bundles and blobs as `release ID`, `bu
 
 is_key() { case $1 in *[!0-9a-zA-Z.:+=^!/*?\&\<\>\(\)@%\$#{}\[\]-]*) return 1 ;; *) [ ${#1} -eq 40 ] ;; esac; }
 
-make_key() { # make_key RELEASE SCRIPT: the script makes the pair and prints the public half as its last line
-    [ -s "$root/keys/device.pub" ] && return
-    cd "$root/releases/$1"
-    made=$(sh -c "$2" key "$root" | tail -n 1)
+make_key() { # make_key NAME RELEASE SCRIPT: the script makes the pair and prints the public half as its last line
+    [ -s "$root/keys/$1.pub" ] && return
+    cd "$root/releases/$2"
+    made=$(sh -c "$3" key "$root" | tail -n 1)
     is_key "$made" || fail "the key command printed no public key: $made"
-    echo "$made" | put "$root/keys/device.pub" 644
+    echo "$made" | put "$root/keys/$1.pub" 644
 }
-rotate_key() { # rotate_key SCRIPT: as make_key, for a pair that is there
-    made=$(with_current "$1" | tail -n 1)
-    is_key "$made" || fail "the key command printed no public key: $made"
+rotate_key() { # rotate_key NAME SCRIPT: as make_key, for a pair that is there
     : | put "$root/restart_pending" 600
-    echo "$made" | put "$root/keys/device.pub" 644
+    made=$(with_current "$2" | tail -n 1)
+    is_key "$made" || fail "the key command printed no public key: $made"
+    echo "$made" | put "$root/keys/$1.pub" 644
 }
-public_key() { cat "$root/keys/device.pub" 2>/dev/null || true; }
+public_key() { cat "$root/keys/device.pub" "$root/keys/service.pub" 2>/dev/null | head -n 1; }
 
-pin() { # pin SERVICE PUBLIC_KEY
+pin() { # pin SERVICE PUBLIC_KEY ADDRESS
     is_key "$2" || fail "the public key of service $1 is not known yet: deploy its device first"
-    [ "$(cat "$root/keys/services/$1.pub" 2>/dev/null)" = "$2" ] && return
+    [ "$(cat "$root/keys/services/$1.pub" 2>/dev/null)" = "$(printf '%s\n%s' "$2" "$3")" ] && return
     # a process that runs has read the old one
     [ ! -e "$root/current" ] || : | put "$root/restart_pending" 600
-    echo "$2" | put "$root/keys/services/$1.pub" 644
+    printf '%s\n%s\n' "$2" "$3" | put "$root/keys/services/$1.pub" 644
 }
 with_current() { # with_current SCRIPT ARGUMENT...: in the current release, or the newest complete one
     here=$root/current

@@ -76,7 +76,7 @@ class State(msgspec.Struct, frozen=True):
     restart_pending  a key was replaced that the running process has read
     history       releases in the order they were switched to, the newest last
     public_key    the device's public CURVE key, Z85
-    pinned        services whose public key the device holds; trusted (draft role): devices it admits
+    pinned        services -> `key address` that the device holds; trusted (draft role): devices it admits
     """
 
     root: str = ""

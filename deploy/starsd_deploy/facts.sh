@@ -145,15 +145,12 @@ section restart_pending
 section current
 readlink current
 section public_key
-cat keys/device.pub
+cat keys/device.pub keys/service.pub | head -n 1
 section pinned
-for file in keys/services/*.pub; do [ -e "$file" ] && echo "$(basename "$file" .pub) $(cat "$file")"; done
+for file in keys/services/*.pub; do [ -e "$file" ] && echo "$(basename "$file" .pub) $(tr '\n' ' ' <"$file")"; done
 section trusted
-# one file a device, whatever its format: the first thing in it that looks like a Z85 key
-for file in keys/trusted/*; do
-    [ -f "$file" ] || continue
-    name=$(basename "$file")
-    echo "${name%.*} $(grep -oE '[]0-9a-zA-Z.:+=^!/*?&<>()@%$#{}[-]{40}' "$file" | head -n 1)"
+for file in keys/trusted/*.pub; do
+    [ -f "$file" ] && echo "$(basename "$file" .pub) $(sed -n 's/.*"public": *"\([^"]*\)".*/\1/p' "$file" | head -n 1)"
 done
 section engines
 [ -d engines ] && find engines -maxdepth 1 -mindepth 1 -type d ! -name '.*' -exec basename {} \;

@@ -14,7 +14,7 @@ bundle = "bundles/vicuna-7b-int4"
 service = ["desk"]              # draft devices of this file, or names of [services]
 
 [services.lab]                  # a draft service that this file does not deploy
-address = "tcp://10.0.0.9:7711"
+address = "tcp://10.0.0.9:7731"
 key = "..."                     # its public key, 40 characters of Z85
 """
 
@@ -48,8 +48,8 @@ __all__ = [
     "parse_fleet",
 ]
 
-DEFAULT_DRAFT_PORT = 7711
-DEFAULT_ENDPOINT_PORT = 8080
+DEFAULT_DRAFT_PORT = 7731  # as `starsd draft serve`
+DEFAULT_ENDPOINT_PORT = 8642  # as `starsd serve`
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # also a file name and a systemd instance name
 Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 SERVICE_URL = re.compile(r"tcp://(?:\[[0-9A-Fa-f:]+\]|[^\s:/\[\]]+):\d{1,5}")

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from starsd_deploy.commands import (
+    key_name,
     probe_script,
     rotate_key_script,
     trust_script,
@@ -56,7 +57,7 @@ def rotate_key(
 ) -> str:
     """A new key pair, made on the device; its services admit that one only. The new public key.
 
-    In between the device decodes plainly, so no answer changes. A draft device's new key must be pinned by
+    The old key stays good until the device runs with the new one. A draft device's new key must be pinned by
     its targets: the next `apply` does that.
 
     Raises:
@@ -66,11 +67,13 @@ def rotate_key(
         state = gather_facts(connection, device).state
         if not state.public_key or not state.current:
             raise DeployError(f"{device.name}: has no key yet: deploy it first")
-        shell.do("rotate_key", rotate_key_script())
+        shell.do("rotate_key", key_name(device.role), rotate_key_script(device.role))
         key = shell.do("public_key").strip()
         for service in services.values():
-            service.do("trust", trust_script(), device.name, key)
+            service.do("trust", trust_script(keep_previous=True), device.name, key)
         restart_and_confirm(shell, device, state.current, context)
+        for service in services.values():
+            service.do("trust", trust_script(), device.name, key)
     return key
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from starsd_deploy.commands import (
     ServiceLink,
+    key_name,
     make_key_script,
     probe_script,
     trust_script,
@@ -164,9 +165,14 @@ def _check_disk(device: Device, facts: Facts, steps: list[Step]) -> None:
 def _key_steps(device: Device, state: State, wanted: Wanted) -> list[Step]:
     steps: list[Step] = []
     if not state.public_key:
-        steps.append(MakeKey(release=wanted.release.id, script=make_key_script()))
+        steps.append(
+            MakeKey(
+                release=wanted.release.id, name=key_name(device.role), script=make_key_script(device.role)
+            )
+        )
     for service in wanted.services:
-        if not service.public_key or state.pinned.get(service.name) != service.public_key:
+        pinned = state.pinned.get(service.name)
+        if not service.public_key or pinned != f"{service.public_key} {service.address}":
             steps.append(Pin(service=service.name, address=service.address, public_key=service.public_key))
     for service_name, admitted in sorted(wanted.trusted_by.items()):
         if not state.public_key or admitted != state.public_key:

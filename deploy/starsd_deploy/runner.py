@@ -121,10 +121,10 @@ def run_step(shell: DeviceShell, step: Step, context: RunContext) -> None:
         case Release():
             _release(shell, step)
         case MakeKey():
-            shell.do("make_key", step.release, step.script, timeout_s=BUILD_TIMEOUT_S)
+            shell.do("make_key", step.name, step.release, step.script, timeout_s=BUILD_TIMEOUT_S)
         case Pin():
             key = step.public_key or _peer(context, step.service).do("public_key").strip()
-            shell.do("pin", step.service, key)
+            shell.do("pin", step.service, key, step.address)
         case Trust():
             key = shell.do("public_key").strip()
             _peer(context, step.service).do("trust", step.script, step.device, key)

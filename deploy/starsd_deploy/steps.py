@@ -94,6 +94,7 @@ class MakeKey(msgspec.Struct, frozen=True, tag=True):
     """Make the device's CURVE key pair on the device; the secret half never leaves it."""
 
     release: str
+    name: str
     script: str
 
 

@@ -108,7 +108,7 @@ def test_bare_device_serves_and_second_apply_does_nothing(
     assert sent == plan.upload_bytes > 0
     again, sent = apply(board, device, want)
     assert (again.steps, sent) == ((), 0)
-    secret = board.root / "keys" / "device.key_secret"
+    secret = board.root / "keys" / "device.key"
     assert secret.stat().st_mode & 0o777 == 0o600
 
 

@@ -32,7 +32,7 @@ user = "root"
 bundle = "/srv/large"
 
 [services.lab]
-address = "tcp://10.0.0.9:7711"
+address = "tcp://10.0.0.9:7731"
 key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 """
 
@@ -92,7 +92,7 @@ def test_selecting_nothing_is_an_error() -> None:
             r"devices\.nano1\.service: 'dusk' is no draft device",
         ),
         ("rq:rM", "rq", r"services\.lab: key is not a public key"),
-        ("tcp://10.0.0.9:7711", "10.0.0.9", r"services\.lab: address '10\.0\.0\.9' is not"),
+        ("tcp://10.0.0.9:7731", "10.0.0.9", r"services\.lab: address '10\.0\.0\.9' is not"),
         ("[devices.nano2]", "[device.nano2]", r"line 17, device: .*unknown field `device`"),
         ("[devices.nano2]", '[devices."na no"]', r"name 'na no' must start with"),
         ('user = "root"', "keep_releases = 0", r"keep_releases must be at least 1"),

@@ -36,20 +36,20 @@ if args[:2] == ["bundle", "verify"]:
 elif args[0] == "ping":
     pass
 elif args[:2] == ["keys", "generate"]:
-    path = os.path.join(option("--dir"), "device.key_secret")
+    path = os.path.join(option("--dir"), "device.key")
     if not os.path.exists(path):
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
             file.write("".join(secrets.choice(string.ascii_letters) for _ in range(40)))
 elif args[:2] == ["keys", "show"]:
-    secret = open(os.path.join(option("--dir"), "device.key_secret"), "rb").read()
+    secret = open(os.path.join(option("--dir"), "device.key"), "rb").read()
     print(hashlib.sha256(secret).hexdigest()[:40])
 elif args[:2] == ["keys", "trust"]:
     os.makedirs(option("--dir"), exist_ok=True)
-    open(os.path.join(option("--dir"), args[2] + ".json"), "w").write('{{"key":"%s"}}' % args[3])
+    open(os.path.join(option("--dir"), args[2] + ".pub"), "w").write('{{"public": "%s"}}' % args[3])
 elif args[:2] == ["keys", "revoke"]:
-    os.unlink(os.path.join(option("--dir"), args[2] + ".json"))
-elif args[:2] == ["draft", "serve"] and "--listen" in args:
-    server = socket.create_server(("127.0.0.1", int(option("--listen").rpartition(":")[2])))
+    os.unlink(os.path.join(option("--dir"), args[2] + ".pub"))
+elif args[:2] == ["draft", "serve"] and "--bind" in args:
+    server = socket.create_server(("127.0.0.1", int(option("--bind").rpartition(":")[2])))
     while True:
         server.accept()[0].close()
 elif args[0] == "serve":
