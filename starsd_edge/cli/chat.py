@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,11 @@ from starsd_edge.cli.model_options import model_options
 from starsd_edge.errors import UsageError
 
 if TYPE_CHECKING:
-    from starsd_edge.bundle import Manifest
+    from starsd_edge.chat.backend import Backend
     from starsd_edge.chat.conversation import Conversation
     from starsd_edge.chat.settings import ChatSettings
+    from starsd_edge.cli.runtime import ModelChoice
+    from starsd_edge.decoding.sampling import SamplingParams
 
 __all__ = ["command"]
 
@@ -28,6 +31,12 @@ MAX_RANDOM_SEED = 2**31
 @click.command()
 @click.argument("prompt", nargs=-1)
 @model_options
+@click.option(
+    "--attach",
+    metavar="URL",
+    help="Use the model of a running `starsd serve`; 'off' loads one here. By default one on this machine is "
+    "used where no flag asks for a certain model.",
+)
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Any setting of /set.")
 @click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text; random by default.")
@@ -45,6 +54,7 @@ def command(
     context: int | None,
     service: str | None,
     keys: Path | None,
+    attach: str | None,
     system: str | None,
     changes: tuple[str, ...],
     seed: int | None,
@@ -60,8 +70,7 @@ def command(
     With PROMPT, or with text piped in, answers once. /help lists what can be done inside a chat.
     """
     from starsd_edge.chat.conversation import Conversation
-    from starsd_edge.cli.drafts import find_draft_service
-    from starsd_edge.cli.runtime import ModelChoice, open_bundle, open_speaker
+    from starsd_edge.cli.runtime import ModelChoice
     from starsd_edge.config import read_config
 
     config = read_config().chat
@@ -76,20 +85,53 @@ def command(
     }
     wanted = [*config.settings.items(), *_pairs(changes), *flags.items()]
 
-    report = _silent if quiet else _report
     choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
-    drafts = find_draft_service(service or config.service, keys)
-    opened = open_bundle(choice, report)
-    speaker = open_speaker(opened, choice, drafts, report=report)
+    asked_for = choice != ModelChoice() or service is not None
+    server = _server(attach, asked_for=asked_for)
+    if server is not None:
+        backend, sampling = _attached(server)
+    else:
+        address = service or config.service
+        backend, sampling = _loaded(choice, address, keys, report=_silent if quiet else _report)
     try:
-        conversation = Conversation(speaker, _settings(opened.manifest, wanted))
+        conversation = Conversation(backend, _settings(sampling, wanted))
         if question is not None and not interactive:
             _answer_once(conversation, question, as_json=as_json)
         else:
             history = config.history and not no_history and not os.environ.get("STARSD_NO_HISTORY")
             _interact(conversation, question, quiet=quiet, history=history)
     finally:
-        speaker.close()
+        backend.close()
+
+
+def _server(attach: str | None, *, asked_for: bool) -> str | None:
+    """The server to use; None to load the model here."""
+    from starsd_edge.chat.remote import find_server
+    from starsd_edge.cli.serve import DEFAULT_PORT
+
+    if attach is not None:
+        return None if attach == "off" else attach
+    here = f"http://127.0.0.1:{DEFAULT_PORT}"
+    return here if not asked_for and find_server(here) else None
+
+
+def _attached(url: str) -> tuple[Backend, SamplingParams]:
+    from starsd_edge.chat.remote import RemoteBackend
+
+    remote = RemoteBackend(url, os.environ.get("STARSD_API_KEY", ""))
+    return remote, replace(remote.sampling, seed=secrets.randbelow(MAX_RANDOM_SEED))
+
+
+def _loaded(
+    choice: ModelChoice, service: str | None, keys: Path | None, *, report: Callable[[str], None]
+) -> tuple[Backend, SamplingParams]:
+    from starsd_edge.cli.drafts import find_draft_service
+    from starsd_edge.cli.runtime import default_sampling, open_bundle, open_speaker
+
+    drafts = find_draft_service(service, keys)
+    bundle = open_bundle(choice, report)
+    sampling = default_sampling(bundle.manifest, seed=secrets.randbelow(MAX_RANDOM_SEED))
+    return open_speaker(bundle, choice, drafts, report=report), sampling
 
 
 def _question(prompt: tuple[str, ...]) -> str | None:
@@ -103,12 +145,11 @@ def _question(prompt: tuple[str, ...]) -> str | None:
     return question or None
 
 
-def _settings(manifest: Manifest, wanted: Iterable[tuple[str, object]]) -> ChatSettings:
+def _settings(sampling: SamplingParams, wanted: Iterable[tuple[str, object]]) -> ChatSettings:
     """The model's defaults, changed by everything that is not None, later ones last."""
-    from starsd_edge.chat.settings import change_setting
-    from starsd_edge.cli.runtime import default_settings
+    from starsd_edge.chat.settings import ChatSettings, change_setting
 
-    settings = default_settings(manifest, seed=secrets.randbelow(MAX_RANDOM_SEED))
+    settings = ChatSettings(sampling=sampling)
     for name, value in wanted:
         if value is not None:
             text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -12,7 +12,6 @@ from typing import Any
 
 from starsd_edge.bundle import Bundle, Manifest
 from starsd_edge.chat.contexts import Pair
-from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Model, Speaker
 from starsd_edge.cli.drafts import DraftService
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
@@ -25,7 +24,7 @@ from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
 from starsd_edge.text.tokenizer import Tokenizer
 
-__all__ = ["EMBEDDED", "ModelChoice", "default_settings", "open_bundle", "open_speaker"]
+__all__ = ["EMBEDDED", "ModelChoice", "default_sampling", "open_bundle", "open_speaker"]
 
 EMBEDDED = "embedded"
 EMBEDDED_QUANT = "int8"  # the fastest on a CPU, and bitwise the same with and without drafting
@@ -117,18 +116,16 @@ def model_name(choice: ModelChoice) -> str:
     return Path(choice.bundle).resolve().name
 
 
-def default_settings(manifest: Manifest, seed: int) -> ChatSettings:
+def default_sampling(manifest: Manifest, seed: int) -> SamplingParams:
     """What the model's authors suggest."""
     suggested = manifest.sampling
-    return ChatSettings(
-        sampling=SamplingParams(
-            temperature=suggested.temperature,
-            top_k=suggested.top_k,
-            top_p=suggested.top_p,
-            min_p=suggested.min_p,
-            repetition_penalty=suggested.repetition_penalty,
-            seed=seed,
-        )
+    return SamplingParams(
+        temperature=suggested.temperature,
+        top_k=suggested.top_k,
+        top_p=suggested.top_p,
+        min_p=suggested.min_p,
+        repetition_penalty=suggested.repetition_penalty,
+        seed=seed,
     )
 
 

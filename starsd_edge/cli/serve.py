@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.cli.model_options import model_options
-from starsd_edge.errors import ConfigError
+from starsd_edge.errors import ConfigError, UsageError
 
 __all__ = ["DEFAULT_PORT", "command"]
 
@@ -23,6 +23,10 @@ DEFAULT_PORT = 8642
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="File with the key that clients must send; $STARSD_API_KEY holds one too. Needed off loopback.",
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="Certificate chain, PEM.")
+@click.option(
+    "--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="Its key. Both off loopback."
 )
 @click.option("--cors-origin", "origins", multiple=True, help="Web page origin that may ask; repeatable.")
 @click.option(
@@ -49,6 +53,8 @@ def command(
     host: str,
     port: int,
     api_key_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     origins: tuple[str, ...],
     max_waiting: int,
     conversations: int,
@@ -59,18 +65,22 @@ def command(
     """
     import time
 
+    from starsd_edge.chat.settings import ChatSettings
     from starsd_edge.chat.status import link_words
     from starsd_edge.cli.drafts import find_draft_service
-    from starsd_edge.cli.runtime import ModelChoice, default_settings, open_bundle, open_speaker
+    from starsd_edge.cli.runtime import ModelChoice, default_sampling, open_bundle, open_speaker
     from starsd_edge.config import read_config
     from starsd_edge.endpoint.app import Endpoint
     from starsd_edge.endpoint.guard import Guard
-    from starsd_edge.endpoint.server import check_exposure, open_socket, serve
+    from starsd_edge.endpoint.server import Tls, check_exposure, open_socket, serve
     from starsd_edge.endpoint.worker import Worker
 
     config = read_config().chat
     api_key = _api_key(api_key_file)
-    check_exposure(host, api_key)
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key go together")
+    tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
+    check_exposure(host, api_key, tls)
     drafts = find_draft_service(service or config.service, keys)
     choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
     with open_socket(host, port) as listener:
@@ -80,15 +90,16 @@ def command(
         endpoint = Endpoint(
             worker=worker,
             model_id=speaker.model,
-            defaults=default_settings(opened.manifest, seed=0),
+            defaults=ChatSettings(sampling=default_sampling(opened.manifest, seed=0)),
             guard=Guard(api_key, origins),
             created=int(time.time()),
         )
         name, number = listener.getsockname()[:2]
         shown = f"[{name}]" if ":" in name else name
-        _report(f"{speaker.model} at http://{shown}:{number}/v1 · {link_words(speaker.link())}")
+        url = f"{'https' if tls else 'http'}://{shown}:{number}/v1"
+        _report(f"{speaker.model} at {url} · {link_words(speaker.link())}")
         try:
-            serve(endpoint, listener)
+            serve(endpoint, listener, tls)
         finally:
             worker.close()
             speaker.close()

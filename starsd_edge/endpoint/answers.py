@@ -86,6 +86,7 @@ class ChatBody:
                 usage_of(end.figures),
                 metrics_of(end.figures),
                 timings_of(end.figures),
+                end.num_dropped,
             )
             chunks.append(sse(figures))
         return chunks
@@ -103,6 +104,7 @@ class ChatBody:
                 usage_of(end.figures),
                 metrics_of(end.figures),
                 timings_of(end.figures),
+                end.num_dropped,
             )
         )
 

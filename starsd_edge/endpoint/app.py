@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -100,6 +100,7 @@ class Endpoint:
             "model": self.model_id,
             "link": link.state.name.lower(),
             "link_reason": link.reason,
+            "link_wait_s": link.wait_s,
             "service": link.service,
             "waiting": self.worker.num_waiting,
         }
@@ -194,7 +195,9 @@ class Endpoint:
         )
 
     def _card(self) -> ModelCard:
-        return ModelCard(self.model_id, self.created, self.worker.speaker.max_len)
+        return ModelCard(
+            self.model_id, self.created, self.worker.speaker.max_len, asdict(self.defaults.sampling)
+        )
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_id:

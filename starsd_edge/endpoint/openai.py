@@ -84,6 +84,9 @@ class Sampling(msgspec.Struct, kw_only=True):
     n: int | None = 1
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    # Ours: use the draft service or not, and what to do with a conversation that outgrows the context.
+    draft: bool | None = None
+    full_window: str | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -168,6 +171,7 @@ class ChatResponse(msgspec.Struct):
     usage: Usage
     metrics: Any
     timings: Any
+    dropped_messages: int = 0  # ours: old messages that no longer fit the context
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
 
@@ -192,6 +196,7 @@ class ChatChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     metrics: Any = msgspec.UNSET
     timings: Any = msgspec.UNSET
+    dropped_messages: int | msgspec.UnsetType = msgspec.UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
 
@@ -221,6 +226,7 @@ class ModelCard(msgspec.Struct):
     id: str
     created: int
     max_model_len: int
+    sampling: Any  # ours: what stands in for what a request leaves out
     object: Literal["model"] = "model"
     owned_by: str = "starsd"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.chat.settings import ChatSettings, FullWindow
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.endpoint.openai import (
     ChatRequest,
@@ -92,7 +92,17 @@ def _settings(request: Sampling, defaults: ChatSettings, random_seed: int) -> Ch
         )
     except UsageError as error:
         raise RequestError(str(error), str(error).split(" ", 1)[0]) from error
-    return replace(defaults, sampling=sampling, max_tokens=request.max_tokens, stop=request.stops, system="")
+    settings = replace(
+        defaults, sampling=sampling, max_tokens=request.max_tokens, stop=request.stops, system=""
+    )
+    if request.draft is not None:
+        settings = replace(settings, draft=request.draft)
+    if request.full_window is not None:
+        rules = [rule.value for rule in FullWindow]
+        if request.full_window not in rules:
+            raise RequestError(f"full_window must be one of {', '.join(rules)}", "full_window")
+        settings = replace(settings, full_window=FullWindow(request.full_window))
+    return settings
 
 
 def _given(value: float | None, default: float) -> float:

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
 from starsd_edge.endpoint.app import Endpoint, create_app
 from starsd_edge.errors import ConfigError, ResourceError
 
-__all__ = ["check_exposure", "open_socket", "serve"]
+__all__ = ["Tls", "check_exposure", "make_server", "open_socket", "serve"]
 
 BACKLOG = 64
 DRAIN_S = 10  # for answers under way when the server is told to stop
 
 
-def check_exposure(host: str, api_key: str) -> None:
-    """Raises ConfigError for an address that others reach, without an API key."""
-    if not api_key and not _is_loopback(host):
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of a certificate chain and its key, PEM."""
+
+    certificate: Path
+    key: Path
+
+
+def check_exposure(host: str, api_key: str, tls: Tls | None) -> None:
+    """Raises ConfigError for an address that others reach, without an API key or without encryption."""
+    if _is_loopback(host):
+        return
+    wanted = [
+        *(["an API key (--api-key-file, or STARSD_API_KEY)"] if not api_key else []),
+        *(["a certificate (--tls-cert and --tls-key)"] if tls is None else []),
+    ]
+    if wanted:
         raise ConfigError(
-            f"{host} can be reached from other machines: set an API key (--api-key-file, or STARSD_API_KEY), "
-            "or stay on 127.0.0.1"
+            f"{host} can be reached from other machines: give {' and '.join(wanted)}, or stay on 127.0.0.1 "
+            "and come in through ssh -L"
         )
 
 
@@ -41,12 +58,20 @@ def open_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def serve(endpoint: Endpoint, listener: socket.socket) -> None:
-    """Answer requests until SIGINT or SIGTERM; then let running answers end."""
-    make_server(endpoint).run(sockets=[listener])
+def serve(endpoint: Endpoint, listener: socket.socket, tls: Tls | None = None) -> None:
+    """Answer requests until SIGINT or SIGTERM; then let running answers end.
+
+    Raises ConfigError when certificate or key cannot be used.
+    """
+    try:
+        server = make_server(endpoint, tls)
+        server.config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
+    server.run(sockets=[listener])
 
 
-def make_server(endpoint: Endpoint) -> uvicorn.Server:
+def make_server(endpoint: Endpoint, tls: Tls | None = None) -> uvicorn.Server:
     """A server that can also be run in a thread, and stopped with `should_exit`."""
     return uvicorn.Server(
         uvicorn.Config(
@@ -57,6 +82,8 @@ def make_server(endpoint: Endpoint) -> uvicorn.Server:
             server_header=False,
             timeout_graceful_shutdown=DRAIN_S,
             lifespan="off",
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
     )
 

@@ -62,6 +62,7 @@ class CountingTarget(ToyTarget):
 def toy_speaker(
     targets: list[CountingTarget] | None = None,
     *,
+    target: type[CountingTarget] = CountingTarget,
     max_len: int = 400,
     seed: int = 0,
     script: str | None = None,
@@ -74,10 +75,10 @@ def toy_speaker(
     """A speaker over toy targets; every target it opens is appended to `targets`."""
 
     def open_pair() -> Pair:
-        target = CountingTarget(max_len, seed, script, round_s)
+        opened = target(max_len, seed, script, round_s)
         if targets is not None:
-            targets.append(target)
-        return Pair(target, drafter() if drafter else None, policy())
+            targets.append(opened)
+        return Pair(opened, drafter() if drafter else None, policy())
 
     writer = PromptWriter(TOKENIZER, ChatTemplate("chatml"))
     model = Model("toy", writer, max_len, frozenset({STOP_TOKEN}), service)

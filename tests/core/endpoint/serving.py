@@ -17,6 +17,13 @@ from starsd_edge.endpoint.guard import Guard
 from starsd_edge.endpoint.server import make_server, open_socket
 from starsd_edge.endpoint.worker import Worker
 
+try:  # whichever the openai package came with
+    import httpx2 as httpx
+except ImportError:
+    import httpx  # type: ignore[no-redef]
+
+__all__ = ["MODEL", "Served", "httpx", "serving"]
+
 MODEL = "toy"
 
 
