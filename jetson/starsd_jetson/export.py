@@ -24,20 +24,22 @@ from starsd_edge.bundle import (
     TensorEntry,
 )
 from starsd_edge.errors import ResourceError, UsageError
+from starsd_edge.types import Float32Array
 from starsd_jetson.graph.builder import GraphBuilder, StoredTensor, WeightFile
 from starsd_jetson.graph.llama import build_llama
 from starsd_jetson.graph.ops import CONTRIB, OnnxRuntimeOps
+from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.shape import ModelShape
 from starsd_jetson.graph.sources import WeightSource, open_source
-from starsd_jetson.self_test import make_self_test
 from starsd_jetson.tokenizer import TextSettings, read_text_settings
+from starsd_jetson.trial import reference_run, try_out
 
 __all__ = ["EXPORTER", "FLAVOURS", "QUANTISATIONS", "ExportSettings", "eagle3_layers", "export"]
 
 FLAVOURS = ("onnxruntime", "tensorrt")
 QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
 DATA_NAME = "model.data"
-EXPORTER = 1  # raised when the same source gives another graph or other weights
+EXPORTER = 2  # raised when the same source gives another graph or other weights
 OPSET = 21  # ONNX Runtime >= 1.20
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BYTES_PER_WEIGHT = {
@@ -80,21 +82,41 @@ def export(
     text = read_text_settings(source)
     check_space(out, source.shape, settings.quant)
     with staging_folder(out) as folder:
-        manifest = write_bundle(folder, source, text, settings, progress or (lambda done, total: None))
-        test = make_self_test(Bundle(folder, manifest))
-        write_manifest(folder, replace(manifest, self_test=test))
+        reference = None if settings.quant == "fp32" else reference_run(source.shape, text.tokenizer_json)
+        draft = write_bundle(
+            folder, source, text, settings, reference, progress or (lambda done, total: None)
+        )
+        trial = try_out(Bundle(folder, draft.manifest), reference, draft.logits)
+        write_manifest(folder, replace(draft.manifest, self_test=trial.self_test, quality=trial.quality))
         put_in_place(folder, out)
     return Bundle.open(out)
 
 
+@dataclass(frozen=True, slots=True)
+class Untried:
+    """A written bundle, and what the source said about the sample text: logits float32 [T, V], if it was
+    asked.
+    """
+
+    manifest: Manifest
+    logits: Float32Array | None
+
+
 def write_bundle(
-    folder: Path, source: WeightSource, text: TextSettings, settings: ExportSettings, progress: Progress
-) -> Manifest:
+    folder: Path,
+    source: WeightSource,
+    text: TextSettings,
+    settings: ExportSettings,
+    reference: ReferenceRun | None,
+    progress: Progress,
+) -> Untried:
     layers = eagle3_layers(source.shape.num_layers) if settings.eagle3 else ()
     with (folder / DATA_NAME).open("wb") as file:
         weights = WeightFile(file, DATA_NAME)
         graph = GraphBuilder(weights, OPSET, [CONTRIB])
-        build_llama(OnnxRuntimeOps(graph, source.shape, settings.quant), source, layers, progress)
+        logits = build_llama(
+            OnnxRuntimeOps(graph, source.shape, settings.quant), source, layers, reference, progress
+        )
         file.flush()
         flush(file.fileno())
     tokenizer = text.tokenizer_json.encode()
@@ -122,7 +144,7 @@ def write_bundle(
         files=files,
     )
     write_manifest(folder, manifest)
-    return manifest
+    return Untried(manifest, logits)
 
 
 def describe(shape: ModelShape, num_taps: int) -> Shapes:

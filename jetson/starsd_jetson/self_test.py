@@ -27,11 +27,10 @@ MAX_TOKENS = 16
 SAFE_MARGIN = 1.0  # logits; int8 activations move a logit by up to 0.7 when something else rounds (measured)
 
 
-def make_self_test(bundle: Bundle) -> SelfTest:
+def make_self_test(bundle: Bundle, target: Target) -> SelfTest:
     """The prompt whose answer is certain for longest. A model of random weights may have none: then the test
     is one token, and what it checks is that the graph runs."""
     tokenizer = Tokenizer.from_file(str(bundle.tokenizer_path))
-    target = OnnxTarget.load(bundle)
     tests = []
     for text in PROMPTS:
         prompt = [int(token) for token in tokenizer.encode(text).ids]

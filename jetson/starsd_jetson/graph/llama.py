@@ -12,8 +12,10 @@ import numpy as np
 from onnx import TensorProto
 
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.attention import attention, attention_inputs
+from starsd_jetson.graph.attention import AttentionInputs, attention, attention_inputs
+from starsd_jetson.graph.layer import LayerWeights, read_layer, smooth
 from starsd_jetson.graph.ops import OnnxRuntimeOps
+from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.sources import WeightSource
 
 __all__ = ["build_llama"]
@@ -24,43 +26,54 @@ TINY = np.float32(6e-8)
 
 
 def build_llama(
-    ops: OnnxRuntimeOps, source: WeightSource, feature_layers: tuple[int, ...], progress: Progress
-) -> None:
+    ops: OnnxRuntimeOps,
+    source: WeightSource,
+    feature_layers: tuple[int, ...],
+    reference: ReferenceRun | None,
+    progress: Progress,
+) -> Float32Array | None:
     """Add the whole model to `ops.graph`. `feature_layers` are layers whose inputs are the features; none
-    means the output of the final norm. `progress(done, total)` counts layers."""
+    means the output of the final norm. `progress(done, total)` counts layers.
+
+    With a `reference` the weights are smoothed by what it sees, and its logits [T, V] are returned.
+    """
     g, shape = ops.graph, source.shape
     tokens = g.input("tokens", TensorProto.INT64, ["n"])
     logit_rows = g.input("logit_rows", TensorProto.INT64, ["m"])
     shared = attention_inputs(ops)
 
-    embedding = source.tensor("model.embed_tokens.weight")
-    x = embed(ops, tokens, embedding)
-    pending = ""  # what the last block adds to x: the next norm adds it on its way
+    table = source.tensor("model.embed_tokens.weight")
+    if reference is not None:
+        reference.start(table)
+    x, pending = (
+        embed(ops, tokens, table),
+        "",
+    )  # pending: what the last block adds to x; the next norm adds it
+    if not shape.tied_embedding:
+        table = np.empty((0, 0), np.float32)  # a gigabyte in large models
     taps = []
-    for layer in range(shape.num_layers):
-        names = f"model.layers.{layer}."
-        h, x = next_norm(ops, x, pending, source, names + "input_layernorm.weight")
-        if layer in feature_layers:
+    for index in range(shape.num_layers):
+        weights = read_layer(source, index)
+        if reference is not None:
+            weights = smooth(weights, reference.layer(weights))
+        x, pending = layer(ops, x, pending, weights, index, shared)
+        if index in feature_layers:
             taps.append(x)
-        qkv = ops.linear(h, f"layers.{layer}.qkv", *fused_qkv(source, names))
-        mixed = attention(ops, qkv, layer, shared, head_gains(ops, source, names))
-        pending = ops.linear(mixed, f"layers.{layer}.o", source.tensor(names + "self_attn.o_proj.weight"))
-        h, x = next_norm(ops, x, pending, source, names + "post_attention_layernorm.weight")
-        gate, up = source.tensor(names + "mlp.gate_proj.weight"), source.tensor(names + "mlp.up_proj.weight")
-        gated = ops.gated(ops.linear(h, f"layers.{layer}.gate_up", np.concatenate([gate, up])))
-        pending = ops.linear(gated, f"layers.{layer}.down", source.tensor(names + "mlp.down_proj.weight"))
-        progress(layer + 1, shape.num_layers)
-    last, x = next_norm(ops, x, pending, source, "model.norm.weight")
+        x, pending = mlp(ops, x, pending, weights, index)
+        progress(index + 1, shape.num_layers)
 
+    gain = source.tensor("model.norm.weight")
+    last, _ = next_norm(ops, x, pending, "norm", gain)
     if taps:
         g.op("Concat", *taps, name="features", axis=-1)
     else:
         g.op("Identity", last, name="features")
     g.output("features", TensorProto.FLOAT, ["n", shape.hidden_size * max(1, len(taps))])
-    head = embedding if shape.tied_embedding else source.tensor("lm_head.weight")
+    head = table if shape.tied_embedding else source.tensor("lm_head.weight")
     ops.head(g.op("Gather", last, logit_rows), head)
     g.nodes[-1].output[0] = "logits"
     g.output("logits", TensorProto.FLOAT, ["m", shape.vocab_size])
+    return None if reference is None else reference.finish(gain, head)
 
 
 def embed(ops: OnnxRuntimeOps, tokens: str, table: Float32Array) -> str:
@@ -71,34 +84,57 @@ def embed(ops: OnnxRuntimeOps, tokens: str, table: Float32Array) -> str:
     )
 
 
-def next_norm(ops: OnnxRuntimeOps, x: str, pending: str, source: WeightSource, name: str) -> tuple[str, str]:
+def layer(
+    ops: OnnxRuntimeOps, x: str, pending: str, weights: LayerWeights, index: int, shared: AttentionInputs
+) -> tuple[str, str]:
+    """The attention block: (input of the layer, what the block adds to it)."""
+    h, x = next_norm(ops, x, pending, f"layers.{index}.input_norm", weights.input_norm)
+    qkv = ops.linear(h, f"layers.{index}.qkv", fused_qkv(ops, weights), fused_bias(ops, weights))
+    mixed = attention(ops, qkv, index, shared, head_gains(ops, weights, index))
+    return x, ops.linear(mixed, f"layers.{index}.o", weights.o)
+
+
+def mlp(ops: OnnxRuntimeOps, x: str, pending: str, weights: LayerWeights, index: int) -> tuple[str, str]:
+    """The feed-forward block: (its input, what it adds to it)."""
+    h, x = next_norm(ops, x, pending, f"layers.{index}.post_norm", weights.post_norm)
+    gate_up = ops.linear(h, f"layers.{index}.gate_up", np.concatenate([weights.gate, weights.up]))
+    return x, ops.linear(ops.gated(gate_up), f"layers.{index}.down", weights.down)
+
+
+def next_norm(ops: OnnxRuntimeOps, x: str, pending: str, name: str, gain: Float32Array) -> tuple[str, str]:
     """(norm of x + pending, x + pending)."""
-    gain = ops.graph.weight(name, source.tensor(name))
-    return ops.add_norm(x, pending, gain) if pending else (ops.norm(x, gain), x)
+    stored = ops.graph.weight(name, gain)
+    return ops.add_norm(x, pending, stored) if pending else (ops.norm(x, stored), x)
 
 
-def fused_qkv(source: WeightSource, names: str) -> tuple[Float32Array, Float32Array | None]:
-    """Weight [n_kv * (group + 2) * dim, H] and bias: each key/value head's queries, key and value side by
-    side.
+def fused_qkv(ops: OnnxRuntimeOps, weights: LayerWeights) -> Float32Array:
+    """[n_kv * (group + 2) * dim, H]: each key/value head's queries, key and value side by side.
 
     Queries are divided by sqrt(dim) here rather than at run time (in Qwen3 the gain of their norm is)."""
-    shape = source.shape
-    scale = 1.0 if shape.qk_norm else np.float32(shape.head_dim**-0.5)
-
-    def fuse(kind: str) -> Float32Array:
-        parts = []
-        for letter, heads, factor in (("q", shape.group, scale), ("k", 1, 1.0), ("v", 1, 1.0)):
-            rows = source.tensor(f"{names}self_attn.{letter}_proj.{kind}") * np.float32(factor)
-            parts.append(rows.reshape(shape.num_kv_heads, heads * shape.head_dim, *rows.shape[1:]))
-        fused = np.concatenate(parts, axis=1)
-        return np.ascontiguousarray(fused.reshape(-1, *fused.shape[2:]))
-
-    return fuse("weight"), fuse("bias") if shape.qkv_bias else None
+    return fuse(ops, weights.q * query_factor(ops), weights.k, weights.v)
 
 
-def head_gains(ops: OnnxRuntimeOps, source: WeightSource, names: str) -> tuple[str, str] | None:
-    if not source.shape.qk_norm:
+def fused_bias(ops: OnnxRuntimeOps, weights: LayerWeights) -> Float32Array | None:
+    if weights.q_bias is None or weights.k_bias is None or weights.v_bias is None:
         return None
-    q = source.tensor(names + "self_attn.q_norm.weight") * np.float32(source.shape.head_dim**-0.5)
-    k = source.tensor(names + "self_attn.k_norm.weight")
-    return ops.graph.weight(names + "q_norm", q), ops.graph.weight(names + "k_norm", k)
+    return fuse(ops, weights.q_bias * query_factor(ops), weights.k_bias, weights.v_bias)
+
+
+def fuse(ops: OnnxRuntimeOps, q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
+    heads = ops.shape.num_kv_heads
+    parts = [rows.reshape(heads, -1, *rows.shape[1:]) for rows in (q, k, v)]
+    fused = np.concatenate(parts, axis=1)
+    return np.ascontiguousarray(fused.reshape(-1, *fused.shape[2:]))
+
+
+def query_factor(ops: OnnxRuntimeOps) -> float:
+    return 1.0 if ops.shape.qk_norm else float(ops.shape.head_dim**-0.5)
+
+
+def head_gains(ops: OnnxRuntimeOps, weights: LayerWeights, index: int) -> tuple[str, str] | None:
+    if weights.q_norm is None or weights.k_norm is None:
+        return None
+    q = weights.q_norm * np.float32(ops.shape.head_dim**-0.5)
+    return ops.graph.weight(f"layers.{index}.q_norm", q), ops.graph.weight(
+        f"layers.{index}.k_norm", weights.k_norm
+    )
