@@ -1,0 +1,182 @@
+"""The overview: a head for each service, what is wrong, and a row for each device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from starsd_edge.monitor.figures import SERVICE_BY_KEY, device_figure
+from starsd_edge.monitor.format import clean, fit, right, sparkline
+from starsd_edge.monitor.link_state import LinkState
+from starsd_edge.monitor.model import ServiceModel
+from starsd_edge.monitor.screen import STATUS_STYLES, Frame, State, alarm_line, line, part
+from starsd_edge.monitor.views import DeviceView
+
+__all__ = ["overview"]
+
+MAX_SERVICE_HEADS = 3  # more services than that share one line
+SPARK_WIDTH = 16
+INDENT = "  "
+HEAD_FIGURES = (
+    "busy",
+    "demand",
+    "batch_rows",
+    "step_p50_s",
+    "queue_depth",
+    "kv_share",
+    "refused",
+    "bytes_per_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the device table; it appears on screens at least `from_width` cells wide."""
+
+    key: str
+    width: int
+    from_width: int = 80
+
+
+SPARK = "spark"
+# In the order of the screen. 80 columns hold those without a minimum, wider screens say more.
+COLUMNS = (
+    Column("device", 14),
+    Column("state", 8),
+    Column("tokens_per_s", 6),
+    Column(SPARK, 8),
+    Column("acceptance_length", 5),
+    Column("tree_nodes", 5, 96),
+    Column("link_p50_s", 7),
+    Column("link_p95_s", 7, 120),
+    Column("link_p99_s", 7),
+    Column("jitter_s", 7, 104),
+    Column("queue_p99_s", 7),
+    Column("draft_p50_s", 7, 112),
+    Column("verify_p50_s", 7),
+    Column("late_trees", 5, 128),
+    Column("stale_trees", 5, 134),
+    Column("timeouts", 4, 139),
+    Column("speedup", 6, 146),
+    Column("plain_share", 6, 153),
+    Column("joules_per_token", 6, 160),
+    Column("temperature_c", 5, 166),
+    Column("gpu_load", 5, 172),
+    Column("reconnects", 5, 178),
+    Column("bytes_up_per_s", 7, 186),
+    Column("bytes_down_per_s", 7, 194),
+)
+
+
+def overview(state: State, width: int, height: int) -> Frame:
+    """The whole screen less title and footer."""
+    lines: list[Text] = []
+    services = state.model.services
+    for service in services[:MAX_SERVICE_HEADS]:
+        lines += service_head(state, service, width)
+    if len(services) > MAX_SERVICE_HEADS:
+        lines.append(line(width, part(f"... and {len(services) - MAX_SERVICE_HEADS} more services", "dim")))
+    lines += alarm_lines(state, width, max(3, height // 5))
+    lines.append(Text("", end=""))
+    columns = [column for column in COLUMNS if width >= column.from_width]
+    lines.append(table_head(state, columns, width))
+    lines += table_rows(state, columns, width, height - len(lines))
+    return Frame(lines[:height])
+
+
+def service_head(state: State, service: ServiceModel, width: int) -> list[Text]:
+    view = service.view(state.ui.window_s)
+    up = service.link.state is LinkState.UP
+    name = part(f"{fit(clean(service.name), 14)} ", "bold")
+    link = part(f"{service.link.state.value}  ", "green" if up else "bold red")
+    if view is None:
+        return [line(width, name, link, part("nothing heard yet", "dim"))]
+    snapshot = view.snapshot
+    first = line(
+        width,
+        name,
+        link,
+        part(f"{SERVICE_BY_KEY['tokens_per_s'].text(view)} tok/s ", "bold"),
+        part(sparkline(view.history, SPARK_WIDTH, ascii_only=state.ascii_only)),
+        part(f"  devices {SERVICE_BY_KEY['devices'].text(view)}/{len(snapshot.devices)}"),
+        part(f"  sessions {view.engine.active_sessions}"),
+        part(f"  up {SERVICE_BY_KEY['uptime_s'].text(view)}"),
+        part(f"  {view.engine.hardware}" if view.engine.hardware else "", "dim"),
+        part(f"  {', '.join(head.name for head in snapshot.heads)}", "dim"),
+    )
+    figures = [SERVICE_BY_KEY[key] for key in HEAD_FIGURES]
+    second = line(
+        width, part(INDENT + "  ".join(f"{figure.title} {figure.text(view)}" for figure in figures))
+    )
+    return [first, second]
+
+
+def alarm_lines(state: State, width: int, room: int) -> list[Text]:
+    alarms = state.alarms
+    if len(alarms) <= room:
+        return [alarm_line(alarm, width) for alarm in alarms]
+    shown = [alarm_line(alarm, width) for alarm in alarms[: room - 1]]
+    return [*shown, line(width, part(f"   ... and {len(alarms) - len(shown)} more", "yellow"))]
+
+
+def table_head(state: State, columns: list[Column], width: int) -> Text:
+    cells: list[tuple[str, str] | str] = []
+    for column in columns:
+        if column.key == SPARK:
+            cells.append(part(f"{'':{column.width}} ", "reverse"))
+            continue
+        title = device_figure(column.key).title
+        if column.key == state.ui.sort:
+            title += "^" if state.ui.reverse else "v"
+        text = fit(title, column.width) if is_text(column) else right(title, column.width)
+        cells.append(part(f"{text} ", "bold reverse" if column.key == state.ui.sort else "reverse"))
+    used = sum(column.width + 1 for column in columns)
+    return line(width, *cells, part(" " * max(0, width - used), "reverse"))
+
+
+def is_text(column: Column) -> bool:
+    return column.key in ("device", "state")
+
+
+def table_rows(state: State, columns: list[Column], width: int, room: int) -> list[Text]:
+    """As many rows as fit, the selected one among them."""
+    views = state.listed
+    if not views:
+        nothing = "no device matches the filter" if state.ui.filter else "no device is known to the service"
+        return [line(width, part(f"  {nothing}", "dim"))] if state.model.services else []
+    selected = state.selected
+    at = views.index(selected) if selected in views else 0
+    above = len(views) > room
+    rows = max(1, room - 1) if above else room
+    first = min(max(0, at - rows + 1 if at >= rows else 0), max(0, len(views) - rows))
+    lines = [
+        row(view, columns, width, selected=view is selected, ascii_only=state.ascii_only)
+        for view in views[first : first + rows]
+    ]
+    if above:
+        lines.append(
+            line(width, part(f"  {first + 1} to {first + len(lines)} of {len(views)} devices", "dim"))
+        )
+    return lines
+
+
+def row(view: DeviceView, columns: list[Column], width: int, *, selected: bool, ascii_only: bool) -> Text:
+    cells: list[tuple[str, str] | str] = []
+    for column in columns:
+        if column.key == SPARK:
+            cells.append(sparkline(view.history, column.width, ascii_only=ascii_only) + " ")
+            continue
+        text = device_figure(column.key).text(view)
+        style = (
+            STATUS_STYLES[view.status] if column.key == "state" else "bold" if column.key == "device" else ""
+        )
+        if is_text(column):
+            mark = (">" if selected else " ") if column.key == "device" else ""
+            cells.append((fit(mark + text, column.width) + " ", style))
+        else:
+            cells.append(right(text, column.width) + " ")
+    text_line = line(width, *cells)
+    if selected:
+        text_line.stylize("underline")
+    return text_line
