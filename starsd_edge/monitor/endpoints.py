@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 from starsd_edge.errors import UsageError
 
-__all__ = ["TcpAddress", "is_local", "tcp_address"]
+__all__ = ["TcpAddress", "tcp_address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +15,6 @@ class TcpAddress:
 
     host: str
     port: int
-
-
-def is_local(endpoint: str) -> bool:
-    """Whether nothing that is sent there leaves this machine, so that it may go unencrypted."""
-    scheme, _, rest = endpoint.partition("://")
-    if scheme in ("ipc", "inproc"):
-        return True
-    host = rest.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def tcp_address(endpoint: str) -> TcpAddress | None:

@@ -21,7 +21,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from starsd_edge.errors import RemoteProtocolError, UsageError
-from starsd_edge.monitor.endpoints import is_local, tcp_address
+from starsd_edge.link.sockets import is_local
+from starsd_edge.monitor.endpoints import tcp_address
 from starsd_edge.monitor.link_state import Link, LinkEvent, LinkState, after
 from starsd_edge.protocol.telemetry import MAX_SNAPSHOT_BYTES, TOPIC, ServiceSnapshot, decode_snapshot
 

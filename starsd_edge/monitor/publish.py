@@ -12,7 +12,7 @@ from __future__ import annotations
 import zmq
 
 from starsd_edge.errors import ResourceError, UsageError
-from starsd_edge.monitor.endpoints import is_local
+from starsd_edge.link.sockets import is_local
 from starsd_edge.protocol.telemetry import TOPIC, ServiceSnapshot, encode_snapshot
 
 __all__ = ["SnapshotPublisher"]

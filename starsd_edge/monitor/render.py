@@ -25,7 +25,7 @@ PAGES: dict[Page, Callable[[State, int, int], Frame]] = {
     Page.HELP: help_page,
 }
 FOOTERS = {
-    Page.OVERVIEW: "? help  Enter device  b board  s sort  / filter  +- window  f freeze  r reset  q quit",
+    Page.OVERVIEW: "? help  Enter device  b board  s sort  / filter  +- window  f freeze  q quit",
     Page.DEVICE: "Esc back  b board  up down scroll  +- window  f freeze  ? help  q quit",
     Page.BOARD: "Esc back  d device  up down scroll  f freeze  ? help  q quit",
     Page.HELP: "Esc back  up down scroll  q quit",
@@ -50,8 +50,9 @@ def title(state: State, width: int) -> Text:
     if ui.filter and not ui.typing:
         left.append(part(f"  filter: {ui.filter}", "bold"))
     head = line(width, *left)
-    if state.clock and head.cell_len + len(state.clock) + 2 <= width:
-        head.append(" " * (width - head.cell_len - len(state.clock)) + state.clock, "dim")
+    right = "  ".join(filter(None, (state.watch, state.clock)))
+    if right and head.cell_len + len(right) + 2 <= width:
+        head.append(" " * (width - head.cell_len - len(right)) + right, "dim")
     return head
 
 
@@ -60,7 +61,4 @@ def footer(state: State, width: int) -> Text:
         return line(
             width, part(f"/{state.ui.filter}", "bold"), part("_  Enter keeps it, Esc clears it", "dim")
         )
-    foot = line(width, part(FOOTERS[state.ui.page], "dim"))
-    if state.watch and foot.cell_len + len(state.watch) + 2 <= width:
-        foot.append(" " * (width - foot.cell_len - len(state.watch)) + state.watch, "dim")
-    return foot
+    return line(width, part(FOOTERS[state.ui.page], "dim"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from starsd_edge.monitor.figures import SERVICE_BY_KEY, device_figure
@@ -17,7 +18,7 @@ __all__ = ["overview"]
 
 MAX_SERVICE_HEADS = 3  # more services than that share one line
 SPARK_WIDTH = 16
-INDENT = "  "
+WIDE = 100  # cells from which sparklines get their full width
 HEAD_FIGURES = (
     "busy",
     "demand",
@@ -93,23 +94,34 @@ def service_head(state: State, service: ServiceModel, width: int) -> list[Text]:
     if view is None:
         return [line(width, name, link, part("nothing heard yet", "dim"))]
     snapshot = view.snapshot
-    first = line(
+    spark = sparkline(
+        view.history, SPARK_WIDTH if width >= WIDE else SPARK_WIDTH // 2, ascii_only=state.ascii_only
+    )
+    first = fitting(
         width,
-        name,
-        link,
-        part(f"{SERVICE_BY_KEY['tokens_per_s'].text(view)} tok/s ", "bold"),
-        part(sparkline(view.history, SPARK_WIDTH, ascii_only=state.ascii_only)),
-        part(f"  devices {SERVICE_BY_KEY['devices'].text(view)}/{len(snapshot.devices)}"),
-        part(f"  sessions {view.engine.active_sessions}"),
-        part(f"  up {SERVICE_BY_KEY['uptime_s'].text(view)}"),
-        part(f"  {view.engine.hardware}" if view.engine.hardware else "", "dim"),
-        part(f"  {', '.join(head.name for head in snapshot.heads)}", "dim"),
+        [name, link, part(f"{SERVICE_BY_KEY['tokens_per_s'].text(view)} tok/s {spark}", "bold")],
+        [
+            part(f"  devices {SERVICE_BY_KEY['devices'].text(view)}/{len(snapshot.devices)}"),
+            part(f"  sessions {SERVICE_BY_KEY['sessions'].text(view)}"),
+            part(f"  up {SERVICE_BY_KEY['uptime_s'].text(view)}"),
+            part(f"  {view.engine.hardware}" if view.engine.hardware else "", "dim"),
+            part(f"  {', '.join(head.name for head in snapshot.heads)}", "dim"),
+        ],
     )
     figures = [SERVICE_BY_KEY[key] for key in HEAD_FIGURES]
-    second = line(
-        width, part(INDENT + "  ".join(f"{figure.title} {figure.text(view)}" for figure in figures))
-    )
+    second = fitting(width, [], [part(f"  {figure.title} {figure.text(view)}") for figure in figures])
     return [first, second]
+
+
+def fitting(width: int, needed: list[tuple[str, str]], more: list[tuple[str, str]]) -> Text:
+    """The needed pieces, and of the others those that still fit in full."""
+    room = width - sum(cell_len(text) for text, _ in needed)
+    pieces = list(needed)
+    for text, style in more:
+        if cell_len(text) <= room:
+            pieces.append((text, style))
+            room -= cell_len(text)
+    return line(width, *pieces)
 
 
 def alarm_lines(state: State, width: int, room: int) -> list[Text]:
@@ -163,6 +175,7 @@ def table_rows(state: State, columns: list[Column], width: int, room: int) -> li
 
 def row(view: DeviceView, columns: list[Column], width: int, *, selected: bool, ascii_only: bool) -> Text:
     cells: list[tuple[str, str] | str] = []
+    emphasis = "underline" if selected else ""
     for column in columns:
         if column.key == SPARK:
             cells.append(sparkline(view.history, column.width, ascii_only=ascii_only) + " ")
@@ -173,10 +186,7 @@ def row(view: DeviceView, columns: list[Column], width: int, *, selected: bool, 
         )
         if is_text(column):
             mark = (">" if selected else " ") if column.key == "device" else ""
-            cells.append((fit(mark + text, column.width) + " ", style))
+            cells.append((fit(mark + text, column.width) + " ", f"{style} {emphasis}"))
         else:
-            cells.append(right(text, column.width) + " ")
-    text_line = line(width, *cells)
-    if selected:
-        text_line.stylize("underline")
-    return text_line
+            cells.append((right(text, column.width) + " ", emphasis))
+    return line(width, *cells)

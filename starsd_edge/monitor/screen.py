@@ -86,7 +86,7 @@ def line(width: int, *parts: tuple[str, str] | str) -> Text:
             content = fit(content, min(room, max(0, width - text.cell_len)))
         if text.cell_len >= width:
             break
-        text.append(content, style or None)
+        text.append(content, style.strip() or None)
         room = width - text.cell_len
     return text
 

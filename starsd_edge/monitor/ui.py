@@ -110,8 +110,9 @@ def sort_key(key: str) -> Callable[[DeviceView], tuple[int, float, str]]:
     return value_of
 
 
-def after_key(ui: Ui, key: Key | str, order: Sequence[str]) -> tuple[Ui, Command]:
-    """The screen after a key: a character or a Key. `order` holds the keys of the listed devices."""
+def after_key(ui: Ui, key: Key | str, order: Sequence[str], max_scroll: int = 0) -> tuple[Ui, Command]:
+    """The screen after a key: a character or a Key. `order` holds the keys of the listed devices,
+    `max_scroll` is how far the page that stands can be scrolled."""
     if key is Key.INTERRUPT:
         return ui, Command.QUIT
     if ui.typing:
@@ -125,7 +126,7 @@ def after_key(ui: Ui, key: Key | str, order: Sequence[str]) -> tuple[Ui, Command
     if key in MOVES and ui.page is Page.OVERVIEW:
         return replace(ui, selected=moved(ui.selected, MOVES[key], order)), Command.NONE
     if key in MOVES:
-        return replace(ui, scroll=max(0, ui.scroll + MOVES[key])), Command.NONE
+        return replace(ui, scroll=min(max(0, ui.scroll + MOVES[key]), max_scroll)), Command.NONE
     change = CHANGES.get(key)
     return (change(ui) if change else ui), Command.NONE
 

@@ -15,7 +15,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from starsd_edge.errors import ResourceError, UsageError
-from starsd_edge.monitor.endpoints import is_local, tcp_address
+from starsd_edge.monitor.endpoints import tcp_address
 from starsd_edge.monitor.feed import Arrival, Source, WatchKeys, ZmqFeed
 from starsd_edge.monitor.link_state import LinkState
 from starsd_edge.monitor.publish import SnapshotPublisher
@@ -222,26 +222,6 @@ def test_a_port_that_is_taken_is_named(
 ) -> None:
     with pytest.raises(ResourceError, match=publisher.endpoint):
         SnapshotPublisher(context, publisher.endpoint)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "local"),
-    [
-        ("tcp://127.0.0.1:1", True),
-        ("tcp://127.8.0.1:*", True),
-        ("tcp://[::1]:1", True),
-        ("tcp://localhost:1", True),
-        ("ipc:///tmp/x", True),
-        ("inproc://x", True),
-        ("tcp://0.0.0.0:1", False),
-        ("tcp://*:1", False),
-        ("tcp://[::]:1", False),
-        ("tcp://192.168.1.2:1", False),
-        ("tcp://localhost.example.com:1", False),
-    ],
-)
-def test_what_counts_as_this_machine(endpoint: str, local: bool) -> None:
-    assert is_local(endpoint) is local
 
 
 @pytest.mark.parametrize(
