@@ -32,9 +32,7 @@ class CommandEntry:
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "monitor": CommandEntry(
-        "starsd_edge.cli.monitor", "Watch every link and device in one terminal."
-    ),
+    "monitor": CommandEntry("starsd_edge.cli.monitor", "Watch every link and device in one terminal."),
     "chat": CommandEntry("starsd_edge.cli.chat", "Talk to a model in the terminal."),
     "serve": CommandEntry("starsd_edge.cli.serve", "Serve a model to programs that speak OpenAI's API."),
     "export": CommandEntry("starsd_edge.cli.export", "Make a bundle of a model."),

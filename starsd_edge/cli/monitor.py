@@ -14,7 +14,8 @@ from starsd_edge.errors import UsageError
 from starsd_edge.link.keys import key_dir
 from starsd_edge.link.pins import edge_keys, pinned_services
 from starsd_edge.monitor.feed import Feed, Source, WatchKeys, ZmqFeed
-from starsd_edge.monitor.model import Model
+from starsd_edge.monitor.link_state import LinkState
+from starsd_edge.monitor.model import Model, ServiceModel
 from starsd_edge.monitor.recording import Recorder, ReplayFeed
 from starsd_edge.monitor.report import Format, report
 
@@ -171,11 +172,16 @@ def observe(feed: Feed, seconds: float, form: Format) -> str:
     """The figures of the first `seconds` in which every service was heard, or of what came instead."""
     model = Model.of(feed.names)
     deadline_s = time.monotonic() + LONGEST_WAIT_S
-    while not all(service.kept for service in model.services) and time.monotonic() < deadline_s:
+    while any(undecided(service) for service in model.services) and time.monotonic() < deadline_s:
         gather(feed, model, POLL_S)
     if any(service.kept for service in model.services):
         gather(feed, model, seconds)
     return report(model, float("inf"), form)
+
+
+def undecided(service: ServiceModel) -> bool:
+    """Neither heard nor known to be silent for a reason."""
+    return not service.kept and service.link.state in (LinkState.CONNECTING, LinkState.UP)
 
 
 def gather(feed: Feed, model: Model, seconds: float) -> None:

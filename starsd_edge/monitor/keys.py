@@ -55,7 +55,9 @@ def parse_keys(data: bytes, *, complete: bool) -> KeyBytes:
                 keys.append(Key.ESCAPE)
                 data = data[1:] if len(data) == 1 else b""
                 continue
-            if data[:length] in SEQUENCES:
+            if data[:length] == ESCAPE:
+                keys.append(Key.ESCAPE)
+            elif data[:length] in SEQUENCES:
                 keys.append(SEQUENCES[data[:length]])
             data = data[length:]
         elif data[:1] in SINGLE:
@@ -65,8 +67,12 @@ def parse_keys(data: bytes, *, complete: bool) -> KeyBytes:
             size = utf8_length(data[0])
             if len(data) < size and not complete:
                 return KeyBytes(keys, data)
-            character = data[:size].decode("utf-8", "ignore")
-            if character.isprintable() and character:
+            try:
+                character = data[:size].decode()
+            except UnicodeDecodeError:
+                data = data[1:]  # not text: skipped byte by byte
+                continue
+            if character.isprintable():
                 keys.append(character)
             data = data[size:]
     return KeyBytes(keys)
@@ -76,6 +82,8 @@ def sequence_length(data: bytes) -> int | None:
     """Bytes of the escape sequence at the start of `data`; None while it is not complete."""
     if len(data) < 2:
         return None
+    if data[1:2] == ESCAPE:
+        return 1  # Esc pressed twice
     if data[1:2] == b"O":
         return 3 if len(data) >= 3 else None
     if data[1:2] != b"[":

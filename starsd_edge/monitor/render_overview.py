@@ -11,7 +11,7 @@ from starsd_edge.monitor.figures import SERVICE_BY_KEY, device_figure
 from starsd_edge.monitor.format import clean, fit, right, sparkline
 from starsd_edge.monitor.link_state import LinkState
 from starsd_edge.monitor.model import ServiceModel
-from starsd_edge.monitor.screen import STATUS_STYLES, Frame, State, alarm_line, line, part
+from starsd_edge.monitor.screen import STATUS_STYLES, Frame, State, alarm_lines, line, part
 from starsd_edge.monitor.views import DeviceView
 
 __all__ = ["overview"]
@@ -78,7 +78,7 @@ def overview(state: State, width: int, height: int) -> Frame:
         lines += service_head(state, service, width)
     if len(services) > MAX_SERVICE_HEADS:
         lines.append(line(width, part(f"... and {len(services) - MAX_SERVICE_HEADS} more services", "dim")))
-    lines += alarm_lines(state, width, max(3, height // 5))
+    lines += what_is_wrong(state, width, max(4, height // 4))
     lines.append(Text("", end=""))
     columns = [column for column in COLUMNS if width >= column.from_width]
     lines.append(table_head(state, columns, width))
@@ -89,7 +89,8 @@ def overview(state: State, width: int, height: int) -> Frame:
 def service_head(state: State, service: ServiceModel, width: int) -> list[Text]:
     view = service.view(state.ui.window_s)
     up = service.link.state is LinkState.UP
-    name = part(f"{fit(clean(service.name), 14)} ", "bold")
+    shown_name = view.snapshot.service if view is not None and view.snapshot.service else service.name
+    name = part(f"{fit(clean(shown_name), 14)} ", "bold")
     link = part(f"{service.link.state.value}  ", "green" if up else "bold red")
     if view is None:
         return [line(width, name, link, part("nothing heard yet", "dim"))]
@@ -124,12 +125,17 @@ def fitting(width: int, needed: list[tuple[str, str]], more: list[tuple[str, str
     return line(width, *pieces)
 
 
-def alarm_lines(state: State, width: int, room: int) -> list[Text]:
+def what_is_wrong(state: State, width: int, room: int) -> list[Text]:
+    """The alarms, worst first; those that find no room are counted."""
     alarms = state.alarms
-    if len(alarms) <= room:
-        return [alarm_line(alarm, width) for alarm in alarms]
-    shown = [alarm_line(alarm, width) for alarm in alarms[: room - 1]]
-    return [*shown, line(width, part(f"   ... and {len(alarms) - len(shown)} more", "yellow"))]
+    lines: list[Text] = []
+    for number, alarm in enumerate(alarms):
+        more = alarm_lines(alarm, width)
+        if len(lines) + len(more) > room - (number < len(alarms) - 1):
+            left = f"   ... and {len(alarms) - number} more"
+            return [*lines, line(width, part(left, "yellow"))]
+        lines += more
+    return lines
 
 
 def table_head(state: State, columns: list[Column], width: int) -> Text:
@@ -155,8 +161,10 @@ def table_rows(state: State, columns: list[Column], width: int, room: int) -> li
     """As many rows as fit, the selected one among them."""
     views = state.listed
     if not views:
-        nothing = "no device matches the filter" if state.ui.filter else "no device is known to the service"
-        return [line(width, part(f"  {nothing}", "dim"))] if state.model.services else []
+        heard = any(service.latest for service in state.model.services)
+        known = "no device is known to the service" if heard else "waiting for the first snapshot"
+        nothing = "no device matches the filter" if state.views else known
+        return [line(width, part(f"  {nothing}", "dim"))]
     selected = state.selected
     at = views.index(selected) if selected in views else 0
     above = len(views) > room
@@ -178,7 +186,7 @@ def row(view: DeviceView, columns: list[Column], width: int, *, selected: bool, 
     emphasis = "underline" if selected else ""
     for column in columns:
         if column.key == SPARK:
-            cells.append(sparkline(view.history, column.width, ascii_only=ascii_only) + " ")
+            cells.append((sparkline(view.history, column.width, ascii_only=ascii_only) + " ", emphasis))
             continue
         text = device_figure(column.key).text(view)
         style = (
@@ -186,7 +194,7 @@ def row(view: DeviceView, columns: list[Column], width: int, *, selected: bool, 
         )
         if is_text(column):
             mark = (">" if selected else " ") if column.key == "device" else ""
-            cells.append((fit(mark + text, column.width) + " ", f"{style} {emphasis}"))
+            cells.append((fit(mark + text, column.width) + " ", f"{style} {emphasis}".strip()))
         else:
             cells.append((right(text, column.width) + " ", emphasis))
     return line(width, *cells)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from starsd_edge.monitor.alarms import Alarm, Severity, alarms_of
@@ -13,7 +15,7 @@ from starsd_edge.monitor.model import Model
 from starsd_edge.monitor.ui import Ui, listed
 from starsd_edge.monitor.views import DeviceView, Status
 
-__all__ = ["STATUS_STYLES", "Frame", "State", "alarm_line", "line", "part", "scrolled", "titled"]
+__all__ = ["STATUS_STYLES", "Frame", "State", "alarm_lines", "line", "part", "scrolled", "titled"]
 
 # Colours only repeat what words and signs already say.
 ALARM_STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -77,17 +79,21 @@ def part(text: str, style: str = "") -> tuple[str, str]:
 
 
 def line(width: int, *parts: tuple[str, str] | str) -> Text:
-    """One line of exactly `width` cells: the pieces one after the other, cut at the end."""
+    """One line of at most `width` cells: the pieces one after the other, cut at the end."""
     text = Text(no_wrap=True, end="")
-    room = width
+    room, waiting, waiting_style = width, "", ""
     for piece in parts:
         content, style = piece if isinstance(piece, tuple) else (piece, "")
-        if text.cell_len + len(content) > width and text.cell_len < width:
-            content = fit(content, min(room, max(0, width - text.cell_len)))
-        if text.cell_len >= width:
-            break
-        text.append(content, style.strip() or None)
-        room = width - text.cell_len
+        size = len(content) if content.isascii() else cell_len(content)
+        if size > room:
+            content, size = fit(content, room), room
+        room -= size
+        if style == waiting_style:  # neighbours of one style are one span: fewer to keep and to print
+            waiting += content
+            continue
+        text.append(waiting, waiting_style or None)
+        waiting, waiting_style = content, style
+    text.append(waiting, waiting_style or None)
     return text
 
 
@@ -96,15 +102,17 @@ def titled(width: int, title: str) -> Text:
     return line(width, part(title, "bold"))
 
 
-def alarm_line(alarm: Alarm, width: int) -> Text:
-    """Sign, state, place, reason; the words carry the meaning, the colour repeats it."""
+def alarm_lines(alarm: Alarm, width: int) -> list[Text]:
+    """Sign, state, place and reason, whose rest takes a second line. Words carry the meaning, not colour."""
     style = ALARM_STYLES[alarm.severity]
-    return line(
-        width,
-        part(f"{ALARM_SIGNS[alarm.severity]} {fit(alarm.what, 19)}", style),
-        part(f" {fit(alarm.where, 14)} ", "bold"),
-        part(alarm.why),
-    )
+    head = f"{ALARM_SIGNS[alarm.severity]} {fit(alarm.what, 17)} "
+    where = fit(clean(alarm.where), 14) + " "
+    indent = len(head) + cell_len(where)
+    first, *rest = textwrap.wrap(clean(alarm.why), max(20, width - indent)) or [""]
+    lines = [line(width, (head, style), (where, "bold"), (first, ""))]
+    if rest:
+        lines.append(line(width, (" " * indent + " ".join(rest), "")))
+    return lines
 
 
 def scrolled(body: list[Text], height: int, scroll: int) -> Frame:

@@ -63,6 +63,7 @@ class WorkView:
 
     def __init__(self, now: Work, before: Work, seconds: float) -> None:
         self.now, self.before, self.seconds = now, before, seconds
+        self._stages: dict[Stage, Histogram] = {}
 
     def rate(self, name: str) -> float | None:
         """Growth of a counter per second."""
@@ -119,10 +120,10 @@ class WorkView:
 
     def stage(self, stage: Stage) -> Histogram:
         """Durations of a stage within the window."""
-        now = self.now.stages.get(stage)
-        if now is None:
-            return EMPTY_HISTOGRAM
-        return since(now, self.before.stages.get(stage, EMPTY_HISTOGRAM))
+        if stage not in self._stages:
+            now = self.now.stages.get(stage, EMPTY_HISTOGRAM)
+            self._stages[stage] = since(now, self.before.stages.get(stage, EMPTY_HISTOGRAM))
+        return self._stages[stage]
 
 
 @dataclass(eq=False)

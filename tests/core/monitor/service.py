@@ -1,12 +1,13 @@
-"""A program that publishes the made-up service of fleet.py: `service.py DEVICES [HZ]`, prints its endpoint."""
+"""Publishes the made-up service of fleet.py and prints its endpoint: arguments DEVICES [HZ]."""
 
 import sys
 import time
 
 import zmq
-from fleet import service_after
 
 from starsd_edge.monitor.publish import SnapshotPublisher
+
+from .fleet import service_after
 
 
 def main() -> None:
