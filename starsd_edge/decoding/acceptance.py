@@ -41,13 +41,13 @@ class AcceptanceModel:
 
         depth_offset   levels that this tree has lost since it was drafted (`DraftTree.descend`)
         """
-        probabilities = np.ones(len(tree))
-        alpha = self._taken / self._seen
-        for node, rank in enumerate(sibling_ranks(tree)):
-            if node:
-                depth = min(int(tree.depths[node]) + depth_offset, MAX_DEPTH) - 1
-                parent = probabilities[tree.parents[node]]
-                probabilities[node] = parent * alpha[depth, min(rank, MAX_RANK - 1)]
+        levels = np.minimum(tree.depths + depth_offset, MAX_DEPTH) - 1
+        ranks = np.minimum(tree.sibling_ranks, MAX_RANK - 1)
+        probabilities: Float64Array = (self._taken / self._seen)[levels, ranks]
+        probabilities[0] = 1.0
+        for depth in range(2, int(tree.depths.max()) + 1):
+            nodes = tree.depths == depth
+            probabilities[nodes] *= probabilities[tree.parents[nodes]]
         return probabilities
 
     def learn(self, tree: DraftTree, tokens: Sequence[int], depth_offset: int = 0) -> None:
@@ -67,14 +67,3 @@ class AcceptanceModel:
                 return
             self._taken[level, min(int(hit[0]), MAX_RANK - 1)] += 1.0
             node = int(children[hit[0]])
-
-
-def sibling_ranks(tree: DraftTree) -> list[int]:
-    """Rank of each node among its siblings in tree order, 0 for the root."""
-    children = [0] * len(tree)
-    ranks = [0] * len(tree)
-    for node in range(1, len(tree)):
-        parent = int(tree.parents[node])
-        ranks[node] = children[parent]
-        children[parent] += 1
-    return ranks

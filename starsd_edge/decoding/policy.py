@@ -13,6 +13,7 @@ No clock and no drafter in here: the decode loop says what is at hand and what h
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from starsd_edge.decoding.acceptance import AcceptanceModel
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.decoding.waiting import WaitPlan, plan_waiting
 from starsd_edge.metrics import RoundKind, RoundStats
 from starsd_edge.types import Float64Array
 
@@ -34,11 +36,8 @@ def best_size(node_probabilities: Float64Array, cost_curve: CostCurve, wait_s: f
     node_probabilities   float [N], in tree order, [0] the root's 1.0
     wait_s               what is spent per round besides the forward
     """
-    return _best(np.cumsum(node_probabilities), cost_curve.table(len(node_probabilities)), wait_s)
-
-
-def _best(tokens: Float64Array, seconds: Float64Array, wait_s: float) -> int:
-    return int(np.argmax(tokens / (wait_s + seconds))) + 1
+    tokens = np.cumsum(node_probabilities)
+    return int(np.argmax(tokens / (wait_s + cost_curve.table(len(tokens))))) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,14 @@ class Outlook:
     """What the loop knows before a round.
 
     draft      the tree at hand
-    wait_s     until the oldest outstanding tree is expected; None when none is
-    behind     tokens committed since the update that asked for it
+    elapsed_s  since the update left whose tree is awaited; None when none is under way
+    behind     tokens committed since that update
     max_size   nodes the forward may have
     max_depth  draft tokens that can still be used: the tokens wanted, less the bonus
     """
 
     draft: Draft | None
-    wait_s: float | None
+    elapsed_s: float | None
     behind: int
     max_size: int
     max_depth: int
@@ -144,7 +143,7 @@ class FixedPolicy:
     max_wait_s: float = 1.0
 
     def patience_s(self, outlook: Outlook) -> float:
-        return self.max_wait_s if outlook.draft is None and outlook.wait_s is not None else 0.0
+        return self.max_wait_s if outlook.draft is None and outlook.elapsed_s is not None else 0.0
 
     def size(self, outlook: Outlook) -> int:
         return min(self.num_nodes, len(outlook.draft.tree)) if outlook.draft else 1
@@ -172,14 +171,22 @@ SMOOTHING = 0.05
 # promises or brings less than plain steps: between the two nothing changes.
 START_GAIN = 1.05
 STOP_GAIN = 1.0
-# Rounds of drafting before its measured speed is believed over its promise.
+# Rounds of drafting before its measured speed is believed over its promise. A promise that was not kept must
+# be this much larger to be believed again; one that was kept for long clears the record.
 TRIAL_ROUNDS = 24
+DISTRUST = 1.15
+CLEARED_ROUNDS = 200
 # While off, rows are handed over every so many tokens to see what trees would bring; doubled, up to the last,
 # each time it turns out not to pay. These trees are compared with the text, not verified: a look is cheap.
 FIRST_LOOK_TOKENS = 16
 LAST_LOOK_TOKENS = 512
-# A tree is waited for a little longer than it is expected to take: most that are late are so by little.
-OVERTIME = 1.5
+# Answer times remembered: enough to see one loss in twenty, few enough to follow a changing link.
+NUM_AGES = 48
+# The plan for waiting is made anew after so many rounds: it takes a millisecond.
+PLAN_ROUNDS = 16
+# Trees are asked for this many times larger than what was verified of late, so that there is room to grow.
+ROOM_TO_GROW = 2
+SMALLEST_REQUEST = 8
 
 
 class AdaptivePolicy:
@@ -191,9 +198,12 @@ class AdaptivePolicy:
         self._acceptance = acceptance or AcceptanceModel()
         self._scale = 1.0  # measured forward time over the curve's
         self._typical = _TypicalTree()
-        self._kept_promises = 1.0  # share of waits that a tree ended in time
+        self._ages_s: deque[float] = deque(maxlen=NUM_AGES)
+        self._plan = WaitPlan(1.0 / cost_curve.plain_s, ())
+        self._plan_due = 0  # rounds until the plan is made anew
         self._drafting = True
         self._trial = _Trial()
+        self._needed_gain = START_GAIN  # to switch drafting on
         self._look_tokens = FIRST_LOOK_TOKENS
 
     @property
@@ -201,64 +211,59 @@ class AdaptivePolicy:
         """Whether trees are asked for and verified at present."""
         return self._drafting
 
+    @property
+    def expected_gain(self) -> float:
+        """Expected speed over plain decoding's."""
+        return self._plan.rate * self._plain_s
+
     def size(self, outlook: Outlook) -> int:
+        """What adds more tokens than its time is worth: waits are over, so only the forward's cost counts."""
         if outlook.draft is None or outlook.max_size < 2 or not self._drafting:
             return 1
-        tokens, seconds = self._prospect(outlook)
-        return _best(tokens, seconds, 0.0)
+        tree = outlook.draft.tree.first(min(outlook.max_size, LARGEST_TREE))
+        p = self._acceptance.node_probabilities(tree, outlook.draft.depth_offset)
+        p[tree.depths > outlook.max_depth] = 0.0
+        return _worthwhile(p, self._table[: len(p)] * self._scale, self._plan.rate)
 
     def patience_s(self, outlook: Outlook) -> float:
-        if outlook.wait_s is None or outlook.max_size < 2 or not self._drafting:
+        if outlook.draft is not None or outlook.elapsed_s is None or outlook.max_size < 2:
             return 0.0
-        now = 1.0 / self._plain_s
-        if outlook.draft is not None:
-            tokens, seconds = self._prospect(outlook)
-            now = float((tokens / seconds).max())
-        wait_s = outlook.wait_s * OVERTIME
-        plain_s = self._plain_s
-        survival = self._typical.survival[min(outlook.behind, len(self._typical.survival)) :]
-        if len(survival) == 0:
+        if not self._drafting or outlook.behind >= len(self._plan.until_s):
             return 0.0
-        # Rates of: k plain steps while the tree travels, then (if it can still be followed) the tree.
-        rates = [now]
-        followable = max(float(survival[0]), 1e-9)
-        for steps in range(min(len(survival), 1 + math.ceil(wait_s / plain_s))):
-            tokens_after = float(survival[steps:].sum()) / followable
-            reach = float(survival[steps]) / followable
-            rest_s = max(outlook.wait_s - steps * plain_s, 0.0) + self._typical.verify_s
-            rates.append((steps + tokens_after) / (steps * plain_s + reach * rest_s))
-        # A wait that is not rewarded costs all of the patience and a plain step on top.
-        kept = self._kept_promises
-        gain = float(survival.sum()) / followable
-        reward = (kept * gain + 1 - kept) / (
-            kept * (outlook.wait_s + self._typical.verify_s) + (1 - kept) * (wait_s + plain_s)
-        )
-        rates[1] = reward
-        if reward < max(rates) or reward * plain_s < 1.0:
-            return 0.0
-        # Beyond this the round would be slower than as many plain steps.
-        return max(0.0, min(wait_s, gain * plain_s - self._typical.verify_s))
+        patience_s = self._plan.until_s[outlook.behind] - outlook.elapsed_s
+        # A round longer than the tokens it may bring is slower than plain steps, whatever the plan.
+        survival = self._typical.survival
+        longest_s = (len(survival) - outlook.behind) * self._plain_s - self._typical.verify_s
+        return max(0.0, min(patience_s, longest_s))
 
     def hints(self) -> RoundHints:
-        return RoundHints(plain_s=self._plain_s)
+        size = self._typical.size
+        max_nodes = LARGEST_TREE if size == 0 else max(SMALLEST_REQUEST, ROOM_TO_GROW * size)
+        return RoundHints(
+            max_nodes=min(max_nodes, LARGEST_TREE),
+            verify_nodes=size,
+            verify_s=self._typical.verify_s,
+            plain_s=self._plain_s,
+            wait_s=self._ages_s[-1] if self._ages_s else 0.0,
+        )
 
     def wants_draft(self, rows_held: int) -> bool:
         return self._drafting or rows_held >= self._look_tokens
 
     def arrived(self, draft: Draft) -> None:
         """Note what may be expected of the next tree, and whether that pays."""
-        p = self._acceptance.node_probabilities(draft.tree.first(LARGEST_TREE))
+        self._ages_s.append(draft.age_s)
+        tree = draft.tree.first(LARGEST_TREE)
+        p = self._acceptance.node_probabilities(tree)
         seconds = self._table[: len(p)] * self._scale
-        size = _best(np.cumsum(p), seconds, draft.age_s)
-        survival: Float64Array = np.bincount(draft.tree.depths[:size], p[:size]).astype(np.float64)
-        self._typical.add(survival, float(seconds[size - 1]))
-        if self._drafting:
-            return
-        promise = self._typical.survival.sum() / (draft.age_s + self._typical.verify_s)
-        if promise * self._plain_s > START_GAIN:
-            self._drafting, self._trial, self._look_tokens = True, _Trial(), FIRST_LOOK_TOKENS
-        else:
-            self._look_tokens = min(2 * self._look_tokens, LAST_LOOK_TOKENS)
+        rate = max(self._plan.rate, 1.0 / self._plain_s)
+        size = _worthwhile(p, seconds, rate)
+        survival: Float64Array = np.bincount(tree.depths[:size], p[:size]).astype(np.float64)
+        self._typical.add(survival, float(seconds[size - 1]), size)
+        if self._plan_due <= 0 or len(self._ages_s) in FIRST_PLANS:
+            self._make_plan()
+        if not self._drafting:
+            self._look()
 
     def learn(self, draft: Draft, tokens: list[int]) -> None:
         self._acceptance.learn(draft.tree, tokens, draft.depth_offset)
@@ -266,31 +271,46 @@ class AdaptivePolicy:
     def observe(self, stats: RoundStats) -> None:
         if stats.kind is RoundKind.PREFILL:
             return
-        scale = stats.forward_s / self._curve(stats.size)
-        self._scale += SMOOTHING * (scale - self._scale)
-        if stats.waited_s > 0:
-            self._kept_promises += SMOOTHING * (float(stats.kind is RoundKind.VERIFY) - self._kept_promises)
+        self._scale += SMOOTHING * (stats.forward_s / self._table[stats.size - 1] - self._scale)
+        self._plan_due -= 1
         if not self._drafting:
             return
         self._trial.add(stats.num_tokens, stats.total_s)
         if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate * self._plain_s < STOP_GAIN:
-            self._stop()
+            self._drafting = False
+            self._needed_gain *= DISTRUST
+        elif self._trial.rounds == CLEARED_ROUNDS:
+            self._needed_gain = START_GAIN
 
     @property
     def _plain_s(self) -> float:
         return self._curve.plain_s * self._scale
 
-    def _prospect(self, outlook: Outlook) -> tuple[Float64Array, Float64Array]:
-        """Expected tokens and seconds of verifying the first 1, 2, ... nodes of the draft at hand."""
-        assert outlook.draft is not None
-        tree = outlook.draft.tree.first(min(outlook.max_size, LARGEST_TREE))
-        p = self._acceptance.node_probabilities(tree, outlook.draft.depth_offset)
-        p[tree.depths > outlook.max_depth] = 0.0
-        return np.cumsum(p), self._table[: len(tree)] * self._scale
+    def _make_plan(self) -> None:
+        ages_s = np.array(self._ages_s)
+        typical = self._typical
+        self._plan = plan_waiting(typical.survival, typical.verify_s, self._plain_s, ages_s)
+        self._plan_due = PLAN_ROUNDS
+        if self._drafting and self.expected_gain <= STOP_GAIN and len(self._ages_s) >= LEAST_AGES:
+            self._drafting = False
 
-    def _stop(self) -> None:
-        self._drafting = False
-        self._look_tokens = min(2 * self._look_tokens, LAST_LOOK_TOKENS)
+    def _look(self) -> None:
+        """A tree arrived while drafting was off."""
+        self._make_plan()
+        if self.expected_gain > self._needed_gain:
+            self._drafting, self._trial, self._look_tokens = True, _Trial(), FIRST_LOOK_TOKENS
+        else:
+            self._look_tokens = min(2 * self._look_tokens, LAST_LOOK_TOKENS)
+
+
+def _worthwhile(p: Float64Array, seconds: Float64Array, rate: float) -> int:
+    """The n whose first n nodes are worth the most when a second is worth `rate` tokens."""
+    return int(np.argmax(np.cumsum(p) - rate * seconds)) + 1
+
+
+# A plan is made after so many trees of a context, then every PLAN_ROUNDS; none is believed before LEAST_AGES.
+FIRST_PLANS = (1, 2, 4, 8)
+LEAST_AGES = 4
 
 
 class _TypicalTree:
@@ -303,16 +323,23 @@ class _TypicalTree:
     def __init__(self) -> None:
         self.survival: Float64Array = np.ones(1)
         self.verify_s = 0.0
-        self._known = False
+        self._size = 0.0
+        self._count = 0
 
-    def add(self, survival: Float64Array, verify_s: float) -> None:
+    @property
+    def size(self) -> int:
+        """Nodes that suit, rounded up; 0 before the first tree."""
+        return math.ceil(self._size)
+
+    def add(self, survival: Float64Array, verify_s: float, size: int) -> None:
+        self._count += 1
+        weight = max(SMOOTHING, 1.0 / self._count)
         length = max(len(survival), len(self.survival))
         old = np.pad(self.survival, (0, length - len(self.survival)))
         new = np.pad(survival, (0, length - len(survival)))
-        weight = SMOOTHING if self._known else 1.0
         self.survival = old + weight * (new - old)
         self.verify_s += weight * (verify_s - self.verify_s)
-        self._known = True
+        self._size += weight * (size - self._size)
 
 
 class _Trial:

@@ -55,6 +55,7 @@ class Proposals:
         self._held: list[Update] = []  # rows not handed over yet, because no tree is wanted now
         self._asked: dict[int, float] = {}  # base_len of an update that no tree answered yet -> when it left
         self._told_len = 0  # committed_len that the drafter knows
+        self._polled_s = 0.0  # when there was no tree yet
 
     @property
     def committed_len(self) -> int:
@@ -111,8 +112,8 @@ class Proposals:
         return self._clock() - started_s
 
     def outlook(self, max_size: int, max_depth: int) -> Outlook:
-        wait_s, behind = self._expectation()
-        return Outlook(self._draft, wait_s, behind, max_size, max_depth)
+        elapsed_s, behind = self._under_way()
+        return Outlook(self._draft, elapsed_s, behind, max_size, max_depth)
 
     def _hand_over(self) -> None:
         assert self._drafter is not None
@@ -125,14 +126,16 @@ class Proposals:
     def _take(self, timeout_s: float) -> Arrival:
         """Poll once."""
         assert self._drafter is not None
+        if timeout_s > 0:
+            self._polled_s = self._clock()
         tree = self._drafter.poll(timeout_s)
         if tree is None:
+            self._polled_s = self._clock()
             return Arrival.NOTHING
         if not self._is_continuation(tree):
             self._stats.refused += 1
             return Arrival.USELESS
-        asked_s = self._asked.get(tree.base_len)
-        age_s = self._clock() - asked_s if asked_s is not None else 0.0
+        age_s = self._age_s(tree)
         self._answered(tree.base_len)
         draft: Draft | None = Draft(tree, 0, age_s)
         assert draft is not None
@@ -150,6 +153,14 @@ class Proposals:
             self._draft = draft
         return Arrival.USABLE
 
+    def _age_s(self, tree: DraftTree) -> float:
+        """From its update to its arrival, which was some time since the last poll: at the expected time, if
+        that lies between."""
+        assert self._drafter is not None
+        asked_s = self._asked.get(tree.base_len, self._polled_s)
+        expected_s = asked_s + self._drafter.state().expected_wait_s
+        return min(max(expected_s, self._polled_s), self._clock()) - asked_s
+
     def _answered(self, base_len: int) -> None:
         """One tree is under way at a time: rows handed over meanwhile leave together, when it is there."""
         waiting = [base for base in self._asked if base > base_len]
@@ -165,8 +176,8 @@ class Proposals:
             and int(tree.tokens.max()) < self._vocab_size
         )
 
-    def _expectation(self) -> tuple[float | None, int]:
-        """Seconds until the oldest outstanding tree is due (None: none is), and tokens committed since."""
+    def _under_way(self) -> tuple[float | None, int]:
+        """Seconds since the oldest outstanding update left (None: none is), and tokens committed since."""
         if self._drafter is None or not self._asked:
             return None, 0
         state = self._drafter.state()
@@ -179,9 +190,7 @@ class Proposals:
         if not self._asked:
             return None, 0
         base_len, asked_s = next(iter(self._asked.items()))
-        overdue_s = self._clock() - asked_s - expected_s
-        # An answer that is overdue by some time is expected to take as long again.
-        return abs(overdue_s), len(self._prefix) - base_len
+        return self._clock() - asked_s, len(self._prefix) - base_len
 
 
 def _joined(updates: list[Update]) -> Update:

@@ -47,8 +47,8 @@ class DraftTree:
         rest = parents[1:]
         if parents[0] != NO_PARENT or (rest < 0).any() or (rest >= np.arange(1, len(parents))).any():
             raise ValueError("parents must be -1 for the root and an earlier node for every other node")
-        edges = rest.astype(np.int64) << 32 | tokens[1:].astype(np.int64) & 0xFFFFFFFF
-        if len(np.unique(edges)) != len(edges):
+        edges = np.sort(rest.astype(np.int64) << 32 | tokens[1:].astype(np.int64) & 0xFFFFFFFF)
+        if (edges[1:] == edges[:-1]).any():
             raise ValueError("two siblings carry the same token")
 
     @classmethod
@@ -67,10 +67,19 @@ class DraftTree:
     @cached_property
     def depths(self) -> TokenArray:
         """int32 [N]; 0 for the root."""
-        depths = np.zeros(len(self), np.int32)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents[node]] + 1
-        return depths
+        depths = [0] * len(self)
+        for node, parent in enumerate(self.parents[1:].tolist(), 1):
+            depths[node] = depths[parent] + 1
+        return np.array(depths, np.int32)
+
+    @cached_property
+    def sibling_ranks(self) -> TokenArray:
+        """int32 [N]: place of each node among its siblings, in tree order; 0 for the root."""
+        order = np.argsort(self.parents, kind="stable")
+        starts = np.searchsorted(self.parents[order], self.parents)
+        ranks = np.empty(len(self), np.int32)
+        ranks[order] = np.arange(len(self), dtype=np.int32)
+        return np.asarray(ranks - starts, np.int32)
 
     @cached_property
     def positions(self) -> TokenArray:
@@ -101,7 +110,7 @@ class DraftTree:
         """The tree of the first `size` nodes (all of them if there are fewer)."""
         if size >= len(self):
             return self
-        return DraftTree(self.tokens[:size], self.parents[:size], self.base_len)
+        return _trusted(self.tokens[:size], self.parents[:size], self.base_len)
 
     def descend(self, committed: Sequence[int]) -> DraftTree | None:
         """What is left of the tree after `committed` tokens were committed on top of `base_len`.
@@ -115,9 +124,20 @@ class DraftTree:
             if found is None:
                 return None
             node = found
-        keep = np.flatnonzero(self.mask[:, node])
+        below = [False] * len(self)
+        below[node] = True
+        for later, parent in enumerate(self.parents[node + 1 :].tolist(), node + 1):
+            below[later] = below[parent]
+        keep = np.flatnonzero(below)
         index = np.full(len(self), NO_PARENT, np.int32)
         index[keep] = np.arange(len(keep), dtype=np.int32)
         parents = index[self.parents[keep]]
         parents[0] = NO_PARENT
-        return DraftTree(self.tokens[keep], parents, self.base_len + len(committed))
+        return _trusted(self.tokens[keep], parents, self.base_len + len(committed))
+
+
+def _trusted(tokens: TokenArray, parents: TokenArray, base_len: int) -> DraftTree:
+    """A tree made of a valid one, several times a round: it needs no second look."""
+    tree = object.__new__(DraftTree)
+    tree.__dict__.update(tokens=tokens, parents=parents, base_len=base_len)
+    return tree

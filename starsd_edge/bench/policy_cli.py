@@ -1,0 +1,136 @@
+"""`starsd bench policy`: run the matrix, print what it says, write it as JSON or as a heat map."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from starsd_edge.bench.policy import LOADS_PCT, LOSSES_PCT, RTTS_MS, Cell, overall, run
+from starsd_edge.decoding.costs import profile_names
+from starsd_edge.errors import MissingDependencyError
+
+__all__ = ["command"]
+
+NEVER_SLOWER = 0.98
+NEAR_THE_BEST = 0.95
+
+
+@click.command(name="policy")
+@click.option("--quick", is_flag=True, help="A fixed random tenth of the matrix.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all cells there.")
+@click.option("--heatmap", type=click.Path(path_type=Path), help="Draw the matrix there (.png or .svg).")
+def command(quick: bool, json_path: Path | None, heatmap: Path | None) -> None:
+    """Run the adaptive policy against plain decoding and every fixed tree size.
+
+    Everything happens in virtual time, with the real decode loop: device profiles x round trips x losses x
+    loads of the service x easy and hard prompts.
+    """
+    console = Console()
+    measured: list[Cell] = []
+    with console.status("measuring") as status:
+        for cell in run(quick):
+            measured.append(cell)
+            status.update(f"measured {len(measured)} cells")
+    console.print(by_profile(measured))
+    for line in verdict(measured):
+        console.print(line)
+    if json_path is not None:
+        json_path.write_text(json.dumps(as_json(measured), indent=1) + "\n", encoding="utf-8")
+    if heatmap is not None:
+        draw(measured, heatmap)
+
+
+def by_profile(measured: list[Cell]) -> Table:
+    """Speed over plain decoding by profile and round trip; the mean over the other conditions."""
+    table = Table(title="speed over plain decoding (mean over loss, load and prompts; service alive)")
+    table.add_column("profile")
+    for rtt in RTTS_MS:
+        table.add_column(f"{rtt:g} ms", justify="right")
+    for profile in profile_names():
+        row = [profile]
+        for rtt in RTTS_MS:
+            ratios = [
+                cell.ratio_to_plain
+                for cell in measured
+                if (cell.profile, cell.conditions.rtt_ms) == (profile, rtt)
+                and cell.conditions.load_pct is not None
+            ]
+            row.append(f"{sum(ratios) / len(ratios):.2f}" if ratios else "")
+        table.add_row(*row)
+    return table
+
+
+def verdict(measured: list[Cell]) -> list[str]:
+    slowest = min(measured, key=lambda cell: cell.ratio_to_plain)
+    farthest = min(measured, key=lambda cell: cell.ratio_to_best_fixed)
+    ways = overall(measured)
+    best_fixed = max((way for way in ways if way != "adaptive"), key=lambda way: ways[way])
+    slower = sum(cell.ratio_to_plain < NEVER_SLOWER for cell in measured)
+    far = sum(cell.ratio_to_best_fixed < NEAR_THE_BEST for cell in measured)
+    return [
+        f"{len(measured)} cells; below {NEVER_SLOWER} of plain: {slower}; "
+        f"below {NEAR_THE_BEST} of the cell's best fixed size (plain included): {far}",
+        f"slowest over plain: {slowest.ratio_to_plain:.3f} ({slowest.profile}, {slowest.conditions})",
+        f"farthest from the best fixed: {farthest.ratio_to_best_fixed:.3f} "
+        f"({farthest.profile}, {farthest.conditions})",
+        f"geometric mean over plain: adaptive {ways['adaptive']:.3f}, best single fixed size {best_fixed}: "
+        f"{ways[best_fixed]:.3f}",
+    ]
+
+
+def as_json(measured: list[Cell]) -> dict[str, object]:
+    return {
+        "cells": [
+            {
+                "profile": cell.profile,
+                "rtt_ms": cell.conditions.rtt_ms,
+                "loss": cell.conditions.loss_pct / 100,
+                "load": "dead" if cell.conditions.load_pct is None else cell.conditions.load_pct / 100,
+                "prompts": cell.prompts,
+                "tokens_per_s": cell.adaptive,
+                "ratio_to_plain": cell.ratio_to_plain,
+                "ratio_to_best_fixed": cell.ratio_to_best_fixed,
+                "plain_share": cell.plain_share,
+                "fixed_ratio_to_plain": {str(n): speed / cell.plain for n, speed in cell.fixed.items()},
+            }
+            for cell in measured
+        ],
+        "overall_ratio_to_plain": overall(measured),
+    }
+
+
+def draw(measured: list[Cell], path: Path) -> None:
+    """Profiles and prompts down, conditions across; colour is speed over plain.
+
+    Raises MissingDependencyError without matplotlib.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a heat map needs matplotlib: pip install 'starsd-edge[bench]'"
+        ) from error
+    rows = [(profile, prompts) for profile in profile_names() for prompts in ("easy", "hard")]
+    columns = [(load, rtt, loss) for load in LOADS_PCT for rtt in RTTS_MS for loss in LOSSES_PCT]
+    values = [[float("nan")] * len(columns) for _ in rows]
+    for cell in measured:
+        conditions = cell.conditions
+        column = columns.index((conditions.load_pct, conditions.rtt_ms, conditions.loss_pct))
+        values[rows.index((cell.profile, cell.prompts))][column] = cell.ratio_to_plain
+    figure, axes = plt.subplots(figsize=(14, 5), layout="constrained")
+    image = axes.imshow(values, aspect="auto", cmap="viridis", vmin=1.0)
+    axes.set_yticks(range(len(rows)), [f"{profile}, {prompts}" for profile, prompts in rows])
+    labels = [f"{_load_name(load)}, {rtt:g} ms, {loss:g} %" for load, rtt, loss in columns]
+    axes.set_xticks(range(len(columns)), labels, rotation=90, fontsize=7)
+    axes.set_title("speed over plain decoding, by load of the service, round trip and loss")
+    figure.colorbar(image)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _load_name(load_pct: int | None) -> str:
+    return "dead" if load_pct is None else f"load {load_pct} %"

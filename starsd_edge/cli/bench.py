@@ -1,0 +1,18 @@
+"""`starsd bench`: benchmarks, each a sub-command loaded when called."""
+
+from __future__ import annotations
+
+import click
+
+from starsd_edge.cli.main import CommandEntry, LazyGroup
+
+__all__ = ["BENCHES", "command"]
+
+BENCHES: dict[str, CommandEntry] = {
+    "policy": CommandEntry("starsd_edge.bench.policy_cli", "When to wait, how large a tree: 600 conditions."),
+}
+
+
+@click.group(name="bench", cls=LazyGroup, entries=BENCHES)
+def command() -> None:
+    """Measure this project, on this machine or in virtual time."""

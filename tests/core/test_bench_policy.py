@@ -1,0 +1,90 @@
+"""The virtual-time benchmark of the policy: small cells of it, and what is made of the figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from starsd_edge.bench.policy import Cell, cells, measure, overall
+from starsd_edge.bench.policy_cli import as_json, by_profile, draw, verdict
+from starsd_edge.bench.trace import EASY, HARD, Trace, simulate
+from starsd_edge.bench.virtual import Conditions
+from starsd_edge.decoding.costs import load_profile
+
+
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    return [simulate(EASY, 160, seed=1)]
+
+
+def test_a_trace_is_the_same_for_the_same_seed_and_its_trees_continue_it() -> None:
+    first, again = simulate(HARD, 40, seed=3), simulate(HARD, 40, seed=3)
+    for i, (tree, same) in enumerate(zip(first.trees, again.trees, strict=True)):
+        assert tree.tokens.tolist() == same.tokens.tolist()
+        assert tree.tokens[0] == first.tokens[i]
+        assert tree.base_len == i + 1
+        assert (np.diff(first.probabilities[i]) <= 0).all()
+
+
+def test_easy_prompts_accept_more_than_hard_ones() -> None:
+    def walked(trace: Trace) -> float:
+        depths = []
+        for i, tree in enumerate(trace.trees[:-8]):
+            node, depth = 0, 0
+            while (child := tree.child(node, int(trace.tokens[i + 1 + depth]))) is not None:
+                node, depth = child, depth + 1
+            depths.append(depth)
+        return float(np.mean(depths))
+
+    assert walked(simulate(EASY, 200, seed=0)) > walked(simulate(HARD, 200, seed=0)) + 0.3
+
+
+@pytest.mark.parametrize(
+    ("profile", "conditions", "least"),
+    [
+        ("agx-orin-fp16", Conditions(2.0, 0.0, 0), 2.5),
+        ("agx-orin-int4", Conditions(10.0, 2.0, 50), 1.2),
+        ("orin-nano-int4", Conditions(200.0, 2.0, 100), 0.98),
+        ("laptop-cpu", Conditions(50.0, 2.0, 150), 0.98),
+        ("thor-int4", Conditions(2.0, 0.0, None), 0.999),
+    ],
+)
+def test_the_policy_gains_where_there_is_room_and_loses_nothing_where_there_is_none(
+    traces: list[Trace], profile: str, conditions: Conditions, least: float
+) -> None:
+    cell = measure(load_profile(profile), conditions, "easy", traces)
+    assert cell.ratio_to_plain >= least
+    assert cell.ratio_to_best_fixed >= 0.9
+
+
+def test_the_matrix_has_every_condition_once() -> None:
+    described = [(profile.name, conditions, prompts.name) for profile, conditions, prompts in cells()]
+    assert len(described) == len(set(described)) == 6 * 5 * 2 * 5 * 2
+
+
+def made_up(profile: str, adaptive: float, fixed: float) -> Cell:
+    return Cell(
+        profile,
+        Conditions(2.0, 0.0, 0),
+        "easy",
+        adaptive,
+        10.0,
+        dict.fromkeys((2, 4, 8, 16, 32, 60), fixed),
+        0.5,
+    )
+
+
+def test_figures_are_summed_up_and_drawn(tmp_path: Path) -> None:
+    measured = [made_up("thor-int4", 20.0, 16.0), made_up("orin-nx-int4", 9.0, 5.0)]
+    assert overall(measured)["adaptive"] == pytest.approx((2.0 * 0.9) ** 0.5)
+    text = "\n".join(verdict(measured))
+    assert "below 0.98 of plain: 1" in text
+    assert "0.900 (orin-nx-int4" in text
+    assert by_profile(measured).row_count == 6
+    row = json.loads(json.dumps(as_json(measured)))["cells"][0]
+    assert (2.0, 1.25) == (row["ratio_to_plain"], row["ratio_to_best_fixed"])
+    draw(measured, tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 1000
