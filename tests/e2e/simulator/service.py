@@ -1,0 +1,199 @@
+"""The real service without processes and without a neural network: sessions, scheduler, and an engine whose
+KV is a list that is checked row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from starsd_edge.errors import RemoteProtocolError
+from starsd_edge.protocol.codec import Frames, decode
+from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
+from starsd_server.engine import Advanced, Extend, Outcome, TreeReady, WorkItem
+from starsd_server.scheduler import Limits, Policy
+from starsd_server.sessions import Sessions
+from tests.e2e.simulator.target import FEATURE_SIZE, LOGITS, MAX_LEN, VOCAB_SIZE
+from tests.e2e.simulator.world import World
+
+__all__ = ["IDENTITY", "SimulatedService"]
+
+IDENTITY = Identity(
+    target="table",
+    target_hash="0a",
+    vocab_size=VOCAB_SIZE,
+    tokenizer_hash="0b",
+    hidden_size=FEATURE_SIZE,
+    feature_size=FEATURE_SIZE,
+)
+STEP_S = 0.004
+TREE_LEVELS = 1  # engine steps that a tree takes after the rows are in
+DEPTH = 3
+RIGHT = 0.75  # share of drafted tokens that are the target's likeliest
+
+
+@dataclass(slots=True)
+class Kv:
+    """Of each slot: the token at each position, as rows told it."""
+
+    slots: dict[int, list[int]] = field(default_factory=dict)
+
+    def truncate(self, slot: int, rows: int) -> None:
+        del self.slots.setdefault(slot, [])[rows:]
+
+
+class ListEngine:
+    """Takes the place of starsd_server.engine.Engine: same calls, no arithmetic.
+
+    Row i of a slot pairs a feature (of a token and its position) with the token that follows. Rows that do
+    not join what is held, or whose feature is not of the token before, must never come through.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.kv = Kv()
+        self._world = world
+        self._levels_left: dict[int, int] = {}
+
+    def rewind(self, session: Any, committed: int) -> None:
+        session.growth = None
+        self.kv.truncate(session.slot, committed)
+        session.committed = committed
+
+    def step(self, items: list[WorkItem]) -> list[Outcome]:
+        return [self._run(item) for item in items]
+
+    def _run(self, item: WorkItem) -> Outcome:
+        session = item.session
+        if isinstance(item, Extend):
+            self._extend(item)
+            if item.limits is None:
+                session.growth = None
+                return Advanced()
+            self._levels_left[session.slot] = TREE_LEVELS
+            session.growth = _Growing()  # type: ignore[assignment]  # only its beams are looked at
+            return Advanced()
+        self._levels_left[session.slot] -= 1
+        if self._levels_left[session.slot]:
+            return Advanced()
+        session.growth = None
+        return self._tree(session.slot)
+
+    def _extend(self, item: Extend) -> None:
+        session = item.session
+        assert item.start <= session.committed, "rows behind a gap reached the engine"
+        self.rewind(session, item.start)
+        rows = self.kv.slots[session.slot]
+        for feature, token in zip(item.features, item.tokens.tolist(), strict=True):
+            of_token, of_position = int(feature[0]), int(feature[1])
+            assert of_position == len(rows), "a feature of another position"
+            assert not rows or of_token == rows[-1], "a feature of a token that is not the one before"
+            rows.append(token)
+        session.committed = len(rows)
+
+    def _tree(self, slot: int) -> TreeReady:
+        """A chain of likely tokens with a sibling each, best first."""
+        rows = self.kv.slots[slot]
+        tokens: list[int] = []
+        parents: list[int] = []
+        last, node = (rows[-1] if rows else 0), 0
+        for position in range(len(rows), min(len(rows) + DEPTH, MAX_LEN)):
+            order = np.argsort(-LOGITS[position, last])
+            right = self._world.chance.random() < RIGHT
+            last = int(order[0] if right else order[2])
+            tokens += [last, int(order[1])]
+            parents += [node, node]
+            node = len(tokens) - 1
+        return TreeReady(
+            np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(len(tokens), np.float32)
+        )
+
+
+class _Growing:
+    """A tree under way."""
+
+    beams = (0,)
+
+
+class SimulatedService:
+    """One service at one address, through its restarts. `route` numbers stand for connections."""
+
+    def __init__(self, world: World, limits: Limits) -> None:
+        self.world = world
+        self.hung = False
+        self.generation = 0  # of the engine: what it held is gone with it
+        self.replies: dict[int, Callable[[Frames], None]] = {}
+        self._limits = limits
+        self._busy = False
+        self.restart()
+
+    def restart(self) -> None:
+        """The engine's process ends and another begins: another boot, and nothing held."""
+        self.generation += 1
+        self._busy = False
+        offer = ServiceOffer(
+            "simulated",
+            "0",
+            self.world.chance.getrandbits(64),
+            (HeadOffer("table-head", IDENTITY, MAX_LEN, 32),),
+            chunk_bytes=16 * 2 * FEATURE_SIZE,
+            idle_lease_s=30.0,
+        )
+        engines: dict[str, Any] = {"table-head": ListEngine(self.world)}
+        self._sessions = Sessions(offer, engines, self._limits, Policy.BATCHED)
+
+    def drain(self) -> None:
+        self._sessions.drain(self.world.now_s, 1000)
+        self._reply()
+
+    def receive(self, device: str, route: int, frames: Frames) -> None:
+        if self.hung:
+            return
+        try:
+            message = decode(frames)
+        except RemoteProtocolError as error:
+            raise AssertionError(f"an edge sent what does not decode: {error}") from error
+        self._sessions.receive(device, route.to_bytes(8, "big"), message, self.world.now_s)
+        self._reply()
+        self._step()
+
+    def tick(self) -> None:
+        if not self.hung:
+            self._sessions.tick(self.world.now_s)
+            self._step()
+
+    def _step(self) -> None:
+        """One engine step, whose answers leave when it has ended."""
+        if self._busy or self.hung:
+            return
+        times = iter((self.world.now_s, self.world.now_s + STEP_S))
+        if not self._sessions.step(lambda: next(times)):
+            self._reply()
+            return
+        self._busy = True
+        generation, answers = self.generation, self._take()
+        self.world.after(STEP_S, lambda: self._ended(generation, answers))
+
+    def _ended(self, generation: int, answers: list[tuple[int, Frames]]) -> None:
+        if generation != self.generation:
+            return
+        self._busy = False
+        self._send(answers)
+        self._step()
+
+    def _take(self) -> list[tuple[int, Frames]]:
+        answers = [
+            (int.from_bytes(reply.route, "big"), list(reply.frames)) for reply in self._sessions.outbox
+        ]
+        self._sessions.outbox.clear()
+        return answers
+
+    def _reply(self) -> None:
+        self._send(self._take())
+
+    def _send(self, answers: list[tuple[int, Frames]]) -> None:
+        for route, frames in answers:
+            if route in self.replies:
+                self.replies[route](frames)
