@@ -21,7 +21,7 @@ from tests.e2e.simulator.world import World
 
 __all__ = ["Outcome", "run_seed"]
 
-FIRST_TURN_TOKENS, SECOND_TURN_TOKENS = 18, 6
+FIRST_TURN_TOKENS, SECOND_TURN_TOKENS = 12, 4
 PROMPT_TOKENS = 20
 # After the line is good again: the longest pause of a probe, an answer that was waited for in vain, a BUSY,
 # and the prompt.
@@ -46,7 +46,7 @@ def run_seed(seed: int) -> Outcome:
     """Raises AssertionError when a promise is broken."""
     world = World(seed)
     chance = world.chance
-    crowded = chance.random() < 0.3
+    crowded = chance.random() < 0.2
     service = SimulatedService(world, Limits(max_sessions=1 if crowded else 4, idle_lease_s=30.0))
     weather = bad_weather(world)
     link = EdgeLink(world, service, weather, "edge")
