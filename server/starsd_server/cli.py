@@ -11,5 +11,7 @@ command = LazyGroup(
     help="Serve, train and convert draft heads.",
     entries={
         "serve": CommandEntry("starsd_server.cli_serve", "Draft for many edges from this machine."),
+        "train": CommandEntry("starsd_server.cli_train", "Train a head for a model you exported."),
+        "convert": CommandEntry("starsd_server.cli_convert", "Read an EAGLE head as published."),
     },
 )

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from starsd_edge.errors import BundleError
 from starsd_edge.protocol.greeting import Identity
-from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest, save_head
+from starsd_server.heads.checkpoint import EMBEDDED_HEAD, HeadManifest, load_head, read_manifest, save_head
 from starsd_server.heads.convert import convert
 from starsd_server.heads.head import EagleHead, HeadKind
 from starsd_server.heads.target import open_target_rows
@@ -259,3 +259,16 @@ def test_a_pickle_with_code_in_it_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="cannot be read safely"):
         convert(source, TARGET, tmp_path / "out")
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_head_that_ships_is_whole_and_small_enough() -> None:
+    """Everything but what belongs to the target, which a service takes from the model it is given."""
+    manifest = read_manifest(EMBEDDED_HEAD)
+    sizes = {file.name: file.stat().st_size for file in EMBEDDED_HEAD.iterdir()}
+    assert {"config.json", "head.safetensors", "README.md"} == set(sizes)
+    assert sizes["head.safetensors"] <= 16 * 2**20
+    assert (manifest.head.draft_vocab_size, manifest.head.vocab_size) == (8192, 49152)
+    with pytest.raises(BundleError, match="name the target once"):  # all that comes before it was read
+        load_head(EMBEDDED_HEAD)
+    tensors = load_file(EMBEDDED_HEAD / "head.safetensors")
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
