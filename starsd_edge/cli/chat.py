@@ -99,6 +99,9 @@ def command(
             _answer_once(conversation, question, as_json=as_json)
         else:
             history = config.history and not no_history and not os.environ.get("STARSD_NO_HISTORY")
+            drafts_from = service or config.service if server is None else None
+            if not quiet:
+                _report(_banner(backend, server, drafts_from))
             _interact(conversation, question, quiet=quiet, history=history)
     finally:
         backend.close()
@@ -184,7 +187,6 @@ def _answer_once(conversation: Conversation, question: str, *, as_json: bool) ->
 def _interact(conversation: Conversation, question: str | None, *, quiet: bool, history: bool) -> None:
     from starsd_edge.chat.repl import Repl
     from starsd_edge.chat.show import Look, show_answer
-    from starsd_edge.chat.status import link_words
     from starsd_edge.config import state_dir
 
     look = Look(
@@ -193,12 +195,19 @@ def _interact(conversation: Conversation, question: str | None, *, quiet: bool, 
         colour=not os.environ.get("NO_COLOR"),
         quiet=quiet,
     )
-    backend = conversation.backend
-    if not quiet:
-        _report(f"{backend.model} · {backend.max_len} tokens of context · {link_words(backend.link())}")
     if question is not None:
         show_answer(conversation, conversation.ask(question), look)
     Repl(conversation, look, state_dir() if history else None).run()
+
+
+def _banner(backend: Backend, server: str | None, service: str | None) -> str:
+    """What this chat uses. How the draft service is doing is the status line's business."""
+    parts = [backend.model, f"{backend.max_len} tokens of context"]
+    if server is not None:
+        parts.append(f"served at {server}")
+    else:
+        parts.append(f"drafts from {service}" if service else "no draft service")
+    return " · ".join(parts)
 
 
 def _report(line: str) -> None:
