@@ -24,6 +24,7 @@ from starsd_edge.bundle import (
     TensorEntry,
 )
 from starsd_edge.errors import ResourceError, UsageError
+from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.builder import GraphBuilder, StoredTensor, WeightFile
 from starsd_jetson.graph.llama import build_llama
@@ -39,6 +40,7 @@ __all__ = ["EXPORTER", "FLAVOURS", "QUANTISATIONS", "ExportSettings", "eagle3_la
 FLAVOURS = ("onnxruntime", "tensorrt")
 QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
 DATA_NAME = "model.data"
+NO_TEMPLATE = "none"
 EXPORTER = 2  # raised when the same source gives another graph or other weights
 OPSET = 21  # ONNX Runtime >= 1.20
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -54,12 +56,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """quant and flavour as in QUANTISATIONS and FLAVOURS; `eagle3` gives the features of three layers."""
+    """quant and flavour as in QUANTISATIONS and FLAVOURS; `eagle3` gives the features of three layers.
+
+    chat_template a name of BUILTIN_TEMPLATES, a file, or NO_TEMPLATE; None takes the source's
+    """
 
     quant: str = "int8"
     flavour: str = "onnxruntime"
     eagle3: bool = False
     replace: bool = False
+    chat_template: str | None = None
 
 
 def eagle3_layers(num_layers: int) -> tuple[int, ...]:
@@ -79,7 +85,7 @@ def export(
     """
     check_target(out, settings)
     source = open_source(source_path)
-    text = read_text_settings(source)
+    text = choose_template(read_text_settings(source), settings.chat_template, source.path)
     check_space(out, source.shape, settings.quant)
     with staging_folder(out) as folder:
         reference = None if settings.quant == "fp32" else reference_run(source.shape, text.tokenizer_json)
@@ -90,6 +96,25 @@ def export(
         write_manifest(folder, replace(draft.manifest, self_test=trial.self_test, quality=trial.quality))
         put_in_place(folder, out)
     return Bundle.open(out)
+
+
+def choose_template(text: TextSettings, choice: str | None, path: Path) -> TextSettings:
+    if choice is None and text.chat_template:
+        return text
+    if choice is None:
+        names = ", ".join(sorted(BUILTIN_TEMPLATES))
+        raise UsageError(
+            f"{path} has no chat template; give --chat-template {names}, a file, "
+            f"or '{NO_TEMPLATE}' for a base model"
+        )
+    if choice == NO_TEMPLATE:
+        return replace(text, chat_template="")
+    if choice in BUILTIN_TEMPLATES:
+        return replace(text, chat_template=BUILTIN_TEMPLATES[choice])
+    try:
+        return replace(text, chat_template=Path(choice).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--chat-template {choice}: neither a known name nor a readable file") from error
 
 
 @dataclass(frozen=True, slots=True)

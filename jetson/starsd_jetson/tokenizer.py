@@ -14,7 +14,9 @@ from typing import Any
 
 from starsd_edge.bundle import SamplingDefaults
 from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_jetson.graph.sources import GgufSource, HuggingFaceSource, WeightSource
+from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
 
 __all__ = ["TextSettings", "read_text_settings"]
 
@@ -88,16 +90,37 @@ PRE_TOKENIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def read_gguf(source: GgufSource) -> TextSettings:
-    tokenizers = import_tokenizers()
     kind = source.field("tokenizer.ggml.model", "none")
-    if kind != "gpt2":
-        raise BundleError(f"{source.path}: tokenizer '{kind}' is not supported in GGUF (supported: gpt2)")
+    if kind not in GGUF_TOKENIZERS:
+        known = ", ".join(sorted(GGUF_TOKENIZERS))
+        raise BundleError(f"{source.path}: tokenizer '{kind}' is not supported (supported: {known})")
+    tokens: list[str] = source.field("tokenizer.ggml.tokens")
+    kinds: list[int] = source.field("tokenizer.ggml.token_type")
+    ends = {source.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    ends |= {i for i, t in enumerate(tokens) if kinds[i] == CONTROL and t in END_OF_TURN}
+    bos = source.field("tokenizer.ggml.bos_token_id")
+    return TextSettings(
+        tokenizer_json=GGUF_TOKENIZERS[kind](source, tokens, kinds),
+        chat_template=str(source.field("tokenizer.chat_template", "")),
+        bos_token=-1 if bos is None else int(bos),
+        add_bos=bool(source.field("tokenizer.ggml.add_bos_token", kind == "llama")),
+        stop_tokens=tuple(sorted(int(token) for token in ends)),
+        sampling=SamplingDefaults(),
+    )
+
+
+def gguf_sentencepiece(source: GgufSource, tokens: list[str], kinds: list[int]) -> str:
+    scores = source.field("tokenizer.ggml.scores", [0.0] * len(tokens))
+    pieces = [Piece(t, float(s), k) for t, s, k in zip(tokens, scores, kinds, strict=True)]
+    return sentencepiece_json(pieces, prepend=bool(source.field("tokenizer.ggml.add_space_prefix", True)))
+
+
+def gguf_byte_level(source: GgufSource, tokens: list[str], kinds: list[int]) -> str:
+    tokenizers = import_tokenizers()
     pre = source.field("tokenizer.ggml.pre", "gpt-2")
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise BundleError(f"{source.path}: pre-tokenizer '{pre}' is not supported (supported: {known})")
-    tokens: list[str] = source.field("tokenizer.ggml.tokens")
-    kinds: list[int] = source.field("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ", 1)) for merge in source.field("tokenizer.ggml.merges", [])]
     vocabulary = {token: index for index, token in enumerate(tokens)}
 
@@ -115,18 +138,13 @@ def read_gguf(source: GgufSource) -> TextSettings:
     tokenizer.add_tokens(
         [added(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == USER_DEFINED]
     )
+    return str(tokenizer.to_str())
 
-    ends = {source.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
-    ends |= {i for i, t in enumerate(tokens) if kinds[i] == CONTROL and t in END_OF_TURN}
-    bos = source.field("tokenizer.ggml.bos_token_id")
-    return TextSettings(
-        tokenizer_json=str(tokenizer.to_str()),
-        chat_template=str(source.field("tokenizer.chat_template", "")),
-        bos_token=-1 if bos is None else int(bos),
-        add_bos=bool(source.field("tokenizer.ggml.add_bos_token", False)),
-        stop_tokens=tuple(sorted(int(token) for token in ends)),
-        sampling=SamplingDefaults(),
-    )
+
+GGUF_TOKENIZERS: dict[str, Callable[[GgufSource, list[str], list[int]], str]] = {
+    "gpt2": gguf_byte_level,
+    "llama": gguf_sentencepiece,
+}
 
 
 # Hugging Face ----------------------------------------------------------------------------------------------
@@ -135,9 +153,13 @@ def read_gguf(source: GgufSource) -> TextSettings:
 def read_hugging_face(source: HuggingFaceSource) -> TextSettings:
     tokenizers = import_tokenizers()
     file = source.path / "tokenizer.json"
-    if not file.exists():
-        raise BundleError(f"{source.path}: no tokenizer.json in it")
-    text = file.read_text("utf-8")
+    model = source.path / "tokenizer.model"
+    if file.exists():
+        text = file.read_text("utf-8")
+    elif model.exists():
+        text = sentencepiece_json(read_pieces(model), prepend=True)
+    else:
+        raise BundleError(f"{source.path}: no tokenizer.json and no tokenizer.model in it")
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception for every damaged file
@@ -162,7 +184,7 @@ def read_hugging_face(source: HuggingFaceSource) -> TextSettings:
     encoded = tokenizer.encode("a").ids
     return TextSettings(
         tokenizer_json=text,
-        chat_template=read_chat_template(source.path, config),
+        chat_template=read_chat_template(source.path, config) or known_template(source),
         bos_token=bos,
         add_bos=bool(encoded) and encoded[0] == bos,
         stop_tokens=tuple(sorted(token for token in ends if token >= 0)),
@@ -189,6 +211,12 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str:
         named = {entry.get("name"): entry.get("template", "") for entry in template}
         template = named.get("default", "")
     return str(template)
+
+
+def known_template(source: HuggingFaceSource) -> str:
+    """Vicuna's folders carry none; its name is all there is to go by."""
+    names = f"{source.name} {source.config.get('_name_or_path', '')}".lower()
+    return BUILTIN_TEMPLATES["vicuna_v1.1"] if "vicuna" in names else ""
 
 
 def read_sampling(generation: dict[str, Any]) -> SamplingDefaults:

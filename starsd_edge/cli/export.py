@@ -36,10 +36,19 @@ EMBEDDED = "embedded"
     help="The runtime that will load it.",
 )
 @click.option("--eagle3", is_flag=True, help="Features of three layers, for an EAGLE-3 head.")
+@click.option("--chat-template", metavar="NAME|FILE", help="For a source that carries none.")
 @click.option("--replace", is_flag=True, help="Write over an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest's summary as JSON.")
 def command(
-    source: str, out: Path, quant: str, flavour: str, *, eagle3: bool, replace: bool, as_json: bool
+    source: str,
+    out: Path,
+    quant: str,
+    flavour: str,
+    chat_template: str | None,
+    *,
+    eagle3: bool,
+    replace: bool,
+    as_json: bool,
 ) -> None:
     """Make a bundle of SOURCE: a Hugging Face folder, a GGUF file, or 'embedded'.
 
@@ -51,7 +60,9 @@ def command(
     path = (
         importlib.import_module("starsd_jetson.embedded").gguf_path() if source == EMBEDDED else Path(source)
     )
-    settings = exporter.ExportSettings(quant=quant, flavour=flavour, eagle3=eagle3, replace=replace)
+    settings = exporter.ExportSettings(
+        quant=quant, flavour=flavour, eagle3=eagle3, replace=replace, chat_template=chat_template
+    )
     terminal = Console(stderr=True)
     bar = Progress(
         TextColumn("exporting"),

@@ -85,6 +85,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]
             folder = tmp_path_factory.mktemp("model")
             model.save_pretrained(folder)
             write_tokenizer(folder)
+            (folder / "chat_template.jinja").write_text("{{ messages[-1]['content'] }}")
             made[family] = TinyModel(folder, model)
         return made[family]
 

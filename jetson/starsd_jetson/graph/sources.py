@@ -165,7 +165,9 @@ class GgufSource:
             head_dim=head_dim,
             vocab_size=int(self.tensors["token_embd.weight"].shape[1]),
             max_len=int(number("context_length")),
-            norm_eps=float(np.float32(number("attention.layer_norm_rms_epsilon"))),
+            norm_eps=float(
+                f"{number('attention.layer_norm_rms_epsilon'):.6g}"
+            ),  # a float32: 1e-05, not 9.99999974e-06
             rope_theta=float(number("rope.freq_base", 10000.0)),
             rope_scaling=self.read_rope_scaling(architecture),
             tied_embedding="output.weight" not in self.tensors,

@@ -1,0 +1,163 @@
+"""GGUF files and Hugging Face folders: the same model read from either, and damaged ones named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from starsd_edge.errors import BundleError
+from starsd_jetson.graph.sources import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES, open_source
+
+Kind = gguf.GGMLQuantizationType
+LETTERS = [chr(code) for code in range(33, 127)]
+
+
+def permute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to q and k of Llama models."""
+    rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return rows.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(folder: Path, path: Path, kind: Kind = Kind.F32, architecture: str = "llama") -> Path:
+    """The Hugging Face model in `folder` as a GGUF file, matrices stored as `kind`."""
+    source = open_source(folder)
+    shape = source.shape
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(shape.max_len)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.ffn_size)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "Ġ", *LETTERS]
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3, *[1] * (len(tokens) - 3)])
+    writer.add_token_merges(["t h", "th e"])
+    writer.add_eos_token_id(2)
+    names = dict(GGUF_MODEL_NAMES)
+    for layer in range(shape.num_layers):
+        for name, short in GGUF_LAYER_NAMES.items():
+            names[f"model.layers.{layer}.{name}"] = f"blk.{layer}.{short}"
+    for name, short in names.items():
+        if not source.has(name):
+            continue
+        weight = source.tensor(name)
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            weight = permute(weight, shape.num_heads if "q_proj" in name else shape.num_kv_heads)
+        if weight.ndim == 1:
+            writer.add_tensor(short, weight)
+        else:
+            writer.add_tensor(short, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (Kind.F32, 0.0),
+        (Kind.F16, 1e-3),
+        (Kind.BF16, 1e-2),
+        (Kind.Q8_0, 1e-2),
+        (Kind.Q5_0, 0.1),
+        (Kind.Q4_1, 0.1),
+        (Kind.Q4_0, 0.1),
+    ],
+)
+def test_gguf_gives_the_tensors_of_the_folder_it_was_made_from(
+    kind: Kind, error: float, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = tiny("llama grouped").folder
+    original, found = open_source(folder), open_source(write_gguf(folder, tmp_path / "m.gguf", kind))
+    assert found.shape == original.shape
+    for name in ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"]:
+        assert_close(found.tensor(name), original.tensor(name), error)
+    for name in GGUF_LAYER_NAMES:
+        if original.has(f"model.layers.1.{name}"):
+            name = f"model.layers.1.{name}"
+            assert_close(found.tensor(name), original.tensor(name), error)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, error: float) -> None:
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=error * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("family", "architecture"), [("qwen2", "qwen2"), ("qwen3", "qwen3")])
+def test_qwen_files_keep_their_rotary_order(
+    family: str, architecture: str, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = tiny(family).folder
+    original = open_source(folder)
+    found = open_source(write_gguf(folder, tmp_path / "m.gguf", architecture=architecture))
+    assert found.shape == original.shape
+    name = "model.layers.0.self_attn.q_proj.weight"
+    np.testing.assert_array_equal(found.tensor(name), original.tensor(name))
+
+
+def export_gguf(path: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "starsd_edge", "export", str(path), "--out", str(out)]
+    command += ["--chat-template", "none"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_unknown_architecture_is_one_clear_line(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    path = write_gguf(tiny("llama grouped").folder, tmp_path / "m.gguf", architecture="mamba")
+    done = export_gguf(path, tmp_path / "bundle")
+    assert done.returncode == BundleError.exit_code
+    assert "architecture 'mamba' is not supported (supported: llama," in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("part", [0.001, 0.01, 0.5, 0.99])
+def test_a_cut_gguf_file_is_one_clear_line(part: float, tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    path = write_gguf(tiny("llama grouped").folder, tmp_path / "m.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(BundleError, match="cut short"):
+        open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("expected", "content"),
+    [("neither a GGUF file nor a folder", b"PK\x03\x04"), ("no such file", None)],
+)
+def test_something_else_is_named(expected: str, content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BundleError, match=expected):
+        open_source(path)
+
+
+def test_shards_and_half_precision_are_read(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    """Sharded safetensors in bfloat16, as large models come; and .bin files through torch."""
+    import torch
+
+    model = tiny("llama grouped")
+    half = type(model.reference).from_pretrained(model.folder, dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    (tmp_path / "bin").mkdir()
+    torch.save(half.state_dict(), tmp_path / "bin" / "pytorch_model.bin")
+    (tmp_path / "bin" / "config.json").write_text((model.folder / "config.json").read_text())
+    expected = half.state_dict()
+    for folder in ("shards", "bin"):
+        source = open_source(tmp_path / folder)
+        for name in ("model.embed_tokens.weight", "model.layers.2.mlp.down_proj.weight", "lm_head.weight"):
+            np.testing.assert_array_equal(source.tensor(name), expected[name].float().numpy())

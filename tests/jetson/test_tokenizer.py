@@ -1,0 +1,75 @@
+"""Tokenizers rebuilt from GGUF metadata or SentencePiece models give the ids of the originals."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from starsd_edge.errors import BundleError
+from starsd_jetson import embedded
+from starsd_jetson.graph.sources import open_source
+from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
+from starsd_jetson.tokenizer import read_text_settings
+
+TEXTS = [
+    "Hello, world!",
+    "  two spaces,\ttab\r\n\r\nlines   \n",
+    "In 2024, 1234567 people paid 3.14 and 0x7f.",
+    "don't, I'll, WE'RE, it's",
+    "Grüße, naïve café — “quotes” … 你好世界 🙂👩‍👩‍👧",
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+    "def f(x):\n    return {'a': [x ** 2 for _ in range(10)]}\n",
+    "",
+]
+
+
+@pytest.mark.model
+def test_the_embedded_tokenizer_gives_the_ids_of_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copy(embedded.gguf_path(), tmp_path / "model.gguf")
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    settings = read_text_settings(open_source(tmp_path / "model.gguf"))
+    ours = Tokenizer.from_str(settings.tokenizer_json)
+    for text in TEXTS:
+        assert ours.encode(text).ids == theirs(text)["input_ids"], text
+        assert ours.decode(ours.encode(text).ids, skip_special_tokens=False) == text
+    assert settings.stop_tokens == (0, 2)
+    assert not settings.add_bos
+    assert "<|im_start|>" in settings.chat_template
+
+
+def test_sentencepiece_merges_the_best_scored_pair_first(tmp_path: Path) -> None:
+    """'abc' may become ab + c or a + bc: the scores decide, and what no piece covers falls back to bytes."""
+    texts = ["▁", "a", "b", "c", "ab", "bc", "▁a", "▁ab"]
+    scores = dict(zip(texts, [-9.0, -8.0, -7.0, -6.0, -2.0, -1.0, -3.0, -4.0], strict=True))
+    pieces = [Piece("<unk>", 0.0, 2), Piece("<s>", 0.0, 3), Piece("</s>", 0.0, 3)]
+    pieces += [Piece(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    pieces += [Piece(text, scores[text], 1) for text in texts]
+    (tmp_path / "tokenizer.model").write_bytes(b"".join(encode(piece) for piece in pieces))
+    assert read_pieces(tmp_path / "tokenizer.model") == pieces
+
+    tokenizer = Tokenizer.from_str(sentencepiece_json(pieces, prepend=True))
+    assert tokenizer.encode("abc").tokens == ["<s>", "▁a", "bc"]
+    assert tokenizer.encode("ab").tokens == ["<s>", "▁ab"]
+    assert tokenizer.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("abc é ab").ids) == "abc é ab"
+
+
+def encode(piece: Piece) -> bytes:
+    text = piece.text.encode()
+    body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", piece.score)
+    body += b"\x18" + bytes([piece.kind])
+    return b"\x0a" + bytes([len(body)]) + body
+
+
+@pytest.mark.parametrize("data", [b"", b"\x0a\xff", b"\x0a\x03\x0a\x09a", b"\x0f"])
+def test_a_damaged_sentencepiece_model_is_named(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(data)
+    with pytest.raises(BundleError, match=r"tokenizer\.model"):
+        read_pieces(path)
