@@ -153,6 +153,34 @@ def replay(file: Path, speed: float, once: bool, form: Format | None, ascii_only
     click.echo(report(model, float("inf"), form or Format.MARKDOWN))
 
 
+@command.command("export")
+@services_argument
+@keys_option
+@click.option(
+    "--listen", default="127.0.0.1:9464", show_default=True, help="Loopback only; port 0: any free."
+)
+def export(services: tuple[str, ...], keys: Path | None, listen: str) -> None:
+    """Serve the figures to a Prometheus on this machine, at http://LISTEN/metrics."""
+    from starsd_edge.monitor.exporter import Exporter
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"--listen {listen}: give host:port")
+    with opened(ZmqFeed(sources_of(services, keys))) as feed:
+        exporter = Exporter(feed, host.strip("[]"), int(port))
+        click.echo(f"http://{host}:{exporter.port}/metrics")
+        with contextlib.suppress(KeyboardInterrupt):
+            exporter.run()
+
+
+@command.command("figures")
+def figures() -> None:
+    """Print what every number means, and the metrics for Prometheus (Markdown)."""
+    from starsd_edge.monitor.definitions import definitions_page
+
+    click.echo(definitions_page(), nl=False)
+
+
 def opened(feed: Feed) -> contextlib.AbstractContextManager[Feed]:
     return contextlib.closing(feed)
 
