@@ -34,8 +34,8 @@ estimated in its place.
 PROMETHEUS = """\
 `starsd monitor export [SERVICE]...` serves these at http://127.0.0.1:9464/metrics, for a Prometheus on the
 same machine; the way to the services is the monitor's own encrypted one. Every series has the label
-`service`. Histograms have the suffixes `_bucket`, `_sum` and `_count`. The speculative counters mean what vLLM's of the
-same name mean:
+`service`. Histograms have the suffixes `_bucket`, `_sum` and `_count`. The speculative counters mean what
+vLLM's of the same name mean:
 
     acceptance rate     rate(starsd_spec_num_accepted_tokens_total[5m])
                         / rate(starsd_spec_num_draft_tokens_total[5m])
