@@ -25,7 +25,8 @@ INTERRUPTED_EXIT_CODE = 130  # what a shell reports for a program ended by Ctrl-
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """Where a sub-command lives: `module` has a click command called `command`."""
+    """Where a sub-command lives: `module` has a click command called `command`. One without a summary is not
+    for people, and not listed."""
 
     module: str
     summary: str
@@ -33,6 +34,8 @@ class CommandEntry:
 
 COMMANDS: dict[str, CommandEntry] = {
     "monitor": CommandEntry("starsd_edge.cli.monitor", "Watch every link and device in one terminal."),
+    "demo": CommandEntry("starsd_edge.cli.demo", "Plain against StarSD decoding, in real processes."),
+    "demo-target": CommandEntry("starsd_edge.cli.demo_target", ""),
     "chat": CommandEntry("starsd_edge.cli.chat", "Talk to a model in the terminal."),
     "serve": CommandEntry("starsd_edge.cli.serve", "Serve a model to programs that speak OpenAI's API."),
     "export": CommandEntry("starsd_edge.cli.export", "Make a bundle of a model."),
@@ -64,7 +67,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, entry.summary) for name, entry in self._entries.items()]
+        rows = [(name, entry.summary) for name, entry in self._entries.items() if entry.summary]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)

@@ -24,7 +24,16 @@ from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
 from starsd_edge.text.tokenizer import Tokenizer
 
-__all__ = ["EMBEDDED", "ModelChoice", "default_sampling", "open_bundle", "open_speaker"]
+__all__ = [
+    "EMBEDDED",
+    "ModelChoice",
+    "default_sampling",
+    "measured_curve",
+    "open_bundle",
+    "open_speaker",
+    "prompt_writer",
+    "target_class",
+]
 
 EMBEDDED = "embedded"
 EMBEDDED_QUANT = "int8"  # the fastest on a CPU, and bitwise the same with and without drafting
@@ -86,12 +95,12 @@ def open_speaker(
         report(f"memory for {max_len} of {wanted} tokens of context")
     model = Model(
         name=model_name(choice),
-        writer=_writer(bundle),
+        writer=prompt_writer(bundle),
         max_len=max_len,
         stop_tokens=frozenset(manifest.stop_tokens),
         service=service.address if service else "",
     )
-    runtime = _runtime(manifest)
+    runtime = target_class(manifest)
     first = runtime.load(bundle, choice.threads)
     curve = None
     if service is not None:
@@ -136,7 +145,8 @@ def measured_curve(target: Target) -> CostCurve:
     return curve
 
 
-def _writer(bundle: Bundle) -> PromptWriter:
+def prompt_writer(bundle: Bundle) -> PromptWriter:
+    """The bundle's tokenizer and chat template. Raises BundleError."""
     manifest = bundle.manifest
     try:
         tokenizer = Tokenizer(bundle.tokenizer_path.read_text(encoding="utf-8"))
@@ -148,7 +158,7 @@ def _writer(bundle: Bundle) -> PromptWriter:
     return PromptWriter(tokenizer, template, bos if manifest.add_bos else "")
 
 
-def _runtime(manifest: Manifest) -> Any:
+def target_class(manifest: Manifest) -> Any:
     """The target class for the bundle's flavour."""
     if manifest.flavour == "tensorrt":
         return _product("starsd_jetson.trt_target").TrtTarget

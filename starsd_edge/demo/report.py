@@ -14,6 +14,16 @@ from rich.table import Table
 
 __all__ = ["Answer", "Comparison", "Summary", "as_json", "as_table", "summarise"]
 
+COLUMNS = (
+    "plain\ntok/s",
+    "StarSD\ntok/s",
+    "ratio",
+    "accept.\nlength",
+    "up\nB/round",
+    "down\nB/round",
+    "same\ntext",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -22,8 +32,9 @@ class Answer:
     tokens          committed tokens, stop token included
     decode_s        from the first token to the last
     rounds          rounds of that time, plain ones included
-    uplink_bytes, downlink_bytes   on the link, prompt included; 0 when plain
-    prompt_bytes    of the uplink, what the prompt's rows took
+    updates         rounds that went to the draft service, update_bytes what they took on the link; the
+                    prompt's rows are not in there
+    downlink_bytes  all that came back
     """
 
     tokens: list[int]
@@ -31,9 +42,9 @@ class Answer:
     rounds: int
     accepted: int
     verified_rounds: int
-    uplink_bytes: int = 0
+    updates: int = 0
+    update_bytes: int = 0
     downlink_bytes: int = 0
-    prompt_bytes: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -77,7 +88,7 @@ def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
     """Answers of a single token say nothing of speed and count for equality only."""
     timed = [c for c in comparisons if len(c.plain.tokens) > 1] or list(comparisons)
     starsd = [c.starsd for c in comparisons]
-    rounds = sum(answer.rounds for answer in starsd)
+    updates = sum(answer.updates for answer in starsd)
     verified = sum(answer.verified_rounds for answer in starsd)
     return Summary(
         profile=profile,
@@ -87,8 +98,8 @@ def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
         starsd_tokens_per_s=statistics.median(c.starsd.tokens_per_s for c in timed),
         ratio=statistics.median(c.ratio for c in timed),
         acceptance_length=1 + sum(answer.accepted for answer in starsd) / verified if verified else 1.0,
-        uplink_bytes_per_round=sum(a.uplink_bytes - a.prompt_bytes for a in starsd) / max(rounds, 1),
-        downlink_bytes_per_round=sum(a.downlink_bytes for a in starsd) / max(rounds, 1),
+        uplink_bytes_per_round=sum(a.update_bytes for a in starsd) / max(updates, 1),
+        downlink_bytes_per_round=sum(a.downlink_bytes for a in starsd) / max(updates, 1),
     )
 
 
@@ -112,15 +123,7 @@ def as_table(summaries: Sequence[Summary]) -> Table:
     """One row a profile."""
     table = Table(title="plain against StarSD (medians over the prompts)", title_justify="left")
     table.add_column("timing of")
-    for name in (
-        "plain tok/s",
-        "StarSD tok/s",
-        "ratio",
-        "acceptance",
-        "up B/round",
-        "down B/round",
-        "identical",
-    ):
+    for name in COLUMNS:
         table.add_column(name, justify="right")
     for s in summaries:
         table.add_row(

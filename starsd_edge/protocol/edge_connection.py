@@ -94,6 +94,7 @@ class Counters:
     outages: int = 0
     prefilled_rows: int = 0
     bytes_up: int = 0
+    bytes_updates: int = 0  # of bytes_up, what the UPDATEs took
     bytes_down: int = 0
     violations: int = 0  # messages of the service that the protocol does not allow
 
@@ -484,6 +485,7 @@ class EdgeConnection:
             if request.kind is MessageKind.UPDATE:
                 self._enter(EdgeEvent.SEND_UPDATE)
                 self.counters.rounds += 1
+                self.counters.bytes_updates += sum(map(len, request.frames))
                 self._wants_tree = False
             else:
                 self._enter(EdgeEvent.SEND_ROWS)
