@@ -11,7 +11,7 @@ from pathlib import Path
 
 from starsd_edge.errors import DeployError
 
-__all__ = ["project_wheel"]
+__all__ = ["project_constraints", "project_wheel"]
 
 DISTRIBUTION = "starsd-edge"
 SOURCE_FOLDERS = ("starsd_edge", "server/starsd_server", "jetson/starsd_jetson", "deploy/starsd_deploy")
@@ -26,6 +26,13 @@ def project_wheel(cache: Path) -> Path:
     """
     checkout = _checkout()
     return _built(checkout, cache) if checkout else _repacked(cache)
+
+
+def project_constraints() -> Path | None:
+    """The checkout's constraints.txt, so that devices get the versions that were tested."""
+    checkout = _checkout()
+    path = checkout / "constraints.txt" if checkout else None
+    return path if path and path.exists() else None
 
 
 def _checkout() -> Path | None:

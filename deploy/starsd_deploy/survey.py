@@ -17,7 +17,7 @@ from starsd_deploy.contents import HashCache, read_content
 from starsd_deploy.facts import Facts
 from starsd_deploy.inventory import Device, Fleet, Role, Runtime
 from starsd_deploy.plan import PLAN_VERSION, DevicePlan, Plan, Wanted, plan_device
-from starsd_deploy.project_wheel import project_wheel
+from starsd_deploy.project_wheel import project_constraints, project_wheel
 from starsd_deploy.releases import choose_python, make_release
 from starsd_deploy.runner import gather_facts
 from starsd_deploy.ssh import Connection, PasswordPrompt, connect
@@ -136,7 +136,13 @@ class Workshop:
         if key not in self._wheels:
             wheel = project_wheel(self._cache / "wheels")
             self._wheels[key] = resolve_wheels(
-                environment, extras, wheel, self._cache / "wheels", refresh=self._refresh, report=self._report
+                environment,
+                extras,
+                wheel,
+                self._cache / "wheels",
+                project_constraints(),
+                refresh=self._refresh,
+                report=self._report,
             )
         return self._wheels[key]
 

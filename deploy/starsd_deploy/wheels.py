@@ -112,17 +112,21 @@ def resolve_wheels(
     extras: tuple[str, ...],
     project_wheel: Path,
     cache: Path,
+    constraints: Path | None,
     *,
     refresh: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> WheelSet:
     """The wheels of a release for one environment; from the lock where there is one.
 
+    Where packages come from is pip's own configuration; `constraints` pins versions: a torch without CUDA.
+
     Raises:
         DeployError: pip found no fitting wheel; the message ends in pip's own words.
     """
     digest = hash_file(project_wheel)
-    key = hashlib.sha256(msgspec.json.encode((environment, sorted(extras), digest))).hexdigest()[:16]
+    limits = constraints.read_text("utf-8") if constraints else ""
+    key = hashlib.sha256(msgspec.json.encode((environment, sorted(extras), digest, limits))).hexdigest()[:16]
     folder = cache / key
     lock = folder / "lock.json"
     if lock.exists() and not refresh:
@@ -133,14 +137,14 @@ def resolve_wheels(
         report(f"resolving wheels for Python {environment.python} on {environment.machine}")
     folder.mkdir(parents=True, exist_ok=True)
     root = f"starsd-edge[{','.join(sorted(extras))}]" if extras else "starsd-edge"
-    _download(folder, environment, (f"{root} @ {project_wheel.resolve().as_uri()}",))
+    _download(folder, environment, (f"{root} @ {project_wheel.resolve().as_uri()}",), constraints)
     for _ in range(MAX_PASSES):
         names = _names(folder)
         requires = {name: _requires(path) for name, path in names.items()}
         needed, missing = closure((root,), requires, environment)
         if not missing:
             break
-        _download(folder, environment, tuple(str(requirement) for requirement in missing))
+        _download(folder, environment, tuple(str(requirement) for requirement in missing), constraints)
     else:
         raise DeployError(
             f"wheels for Python {environment.python} are not complete after {MAX_PASSES} passes"
@@ -151,7 +155,9 @@ def resolve_wheels(
     return result
 
 
-def _download(folder: Path, environment: DeviceEnvironment, requirements: tuple[str, ...]) -> None:
+def _download(
+    folder: Path, environment: DeviceEnvironment, requirements: tuple[str, ...], constraints: Path | None
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -165,6 +171,7 @@ def _download(folder: Path, environment: DeviceEnvironment, requirements: tuple[
     ]
     command += ["--implementation", "cp", "--python-version", environment.python]
     command += ["--abi", f"cp{environment.python.replace('.', '')}", "--abi", "abi3", "--abi", "none"]
+    command += ["--constraint", str(constraints)] if constraints else []
     for tag in platform_tags(environment):
         command += ["--platform", tag]
     done = subprocess.run(
