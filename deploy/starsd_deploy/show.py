@@ -95,7 +95,7 @@ def status_line(record: dict[str, object]) -> str:
     """A status record for people."""
     if "error" in record:
         return f"{record['device']}: {record['error']}"
-    same = record["running"] == record["current"]
+    same = bool(record["running"]) and record["running"] == record["current"]
     running = "running" if same else f"running {record['running'] or 'nothing'}"
     lease = f", {record['lease']}" if record["lease"] else ""
     return f"{record['device']} ({record['role']}): {record['current'] or 'no release'}, {running}{lease}"

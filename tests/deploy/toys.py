@@ -36,12 +36,17 @@ if args[:2] == ["bundle", "verify"]:
 elif args[0] == "ping":
     pass
 elif args[:2] == ["keys", "generate"]:
-    path = os.path.join(option("--dir"), "device.key")
+    path = os.path.join(option("--dir"), option("--name") + ".key")
     if not os.path.exists(path):
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
             file.write("".join(secrets.choice(string.ascii_letters) for _ in range(40)))
+elif args[:2] == ["keys", "rotate"]:
+    path = os.path.join(option("--dir"), option("--name") + ".key")
+    os.unlink(path)
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write("".join(secrets.choice(string.ascii_letters) for _ in range(40)))
 elif args[:2] == ["keys", "show"]:
-    secret = open(os.path.join(option("--dir"), "device.key"), "rb").read()
+    secret = open(os.path.join(option("--dir"), option("--name") + ".key"), "rb").read()
     print(hashlib.sha256(secret).hexdigest()[:40])
 elif args[:2] == ["keys", "trust"]:
     os.makedirs(option("--dir"), exist_ok=True)
@@ -62,6 +67,7 @@ elif args[0] == "serve":
             self.wfile.write({version!r}.encode())
         def log_message(self, *words):
             pass
+    print("stand-in", {version!r}, "serves", file=sys.stderr, flush=True)
     class Server(http.server.HTTPServer):
         allow_reuse_address = True
     Server(("127.0.0.1", int(option("--port"))), Handler).serve_forever()

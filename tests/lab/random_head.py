@@ -1,6 +1,6 @@
 """Writes a draft head with random weights for a bundle: the lab tries deployment and link, not acceptance.
 
-    python tests/lab/random_head.py BUNDLE OUT
+python tests/lab/random_head.py BUNDLE OUT
 """
 
 from __future__ import annotations
