@@ -17,7 +17,11 @@ KV_BLOCK = 128
 
 
 class KvCache:
-    """Buffers by graph input name, and how many rows of them are committed."""
+    """Buffers by graph input name, and how many rows of them are committed.
+
+    moved_bytes  rows of kept paths that were moved up, in all
+    grown_bytes  rows that were copied into larger buffers, in all
+    """
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         self.widths = {}
@@ -26,6 +30,7 @@ class KvCache:
             self.widths[f"v.{layer}"] = head_dim + 1
         self.num_kv_heads = num_kv_heads
         self.length = 0
+        self.moved_bytes = self.grown_bytes = 0
         self.capacity = KV_BLOCK
         self.buffers = {name: self.allocate(width) for name, width in self.widths.items()}
 
@@ -41,6 +46,7 @@ class KvCache:
         for name, width in self.widths.items():
             grown = self.allocate(width)
             grown[:, : self.length] = self.buffers[name][:, : self.length]
+            self.grown_bytes += grown[:, : self.length].nbytes
             self.buffers[name] = grown
         return True
 
@@ -53,6 +59,7 @@ class KvCache:
             sources, targets = [s for s, _ in moved], [t for _, t in moved]
             for buffer in self.buffers.values():
                 buffer[:, targets] = buffer[:, sources]
+                self.moved_bytes += buffer[:, targets].nbytes
         self.length += len(path)
 
     def truncate(self, length: int) -> None:

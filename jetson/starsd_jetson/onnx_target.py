@@ -21,11 +21,13 @@ from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
 from starsd_edge.types import BoolArray, Float32Array, TokenArray
 from starsd_jetson.calibrate import measure_invariance
 from starsd_jetson.kv_cache import KV_BLOCK, KvCache
+from starsd_jetson.self_test import run_self_test
 
 __all__ = ["OnnxTarget"]
 
 MAX_TREE_SIZE = 64  # nodes; larger trees pay nowhere that we know (facts: 60 on an accelerator)
 PREFILL_CHUNK = 128  # rows a pass: enough to be bound by arithmetic, few enough to stay in cache
+LOAD_TEST_TOKENS = 3  # of the self-test at every load; 'starsd bundle verify' runs all of it
 MAX_PASSES = 16  # bindings kept; a session uses few tree sizes
 
 
@@ -67,10 +69,13 @@ class OnnxTarget:
 
     @classmethod
     def load(cls, bundle: Bundle, threads: int | None = None) -> OnnxTarget:
-        """Raises BundleError for a bundle of another flavour or a graph that does not load."""
+        """Raises BundleError for a bundle of another flavour, a graph that does not load, or one that says
+        something else than its self-test."""
         if bundle.manifest.flavour != "onnxruntime":
             raise BundleError(f"{bundle.path}: made for {bundle.manifest.flavour}, not for onnxruntime")
-        return cls(bundle, open_session(bundle.graph_path, threads))
+        target = cls(bundle, open_session(bundle.graph_path, threads))
+        run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
+        return target
 
     @property
     def kv_len(self) -> int:

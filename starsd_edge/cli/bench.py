@@ -9,6 +9,7 @@ from starsd_edge.cli.main import CommandEntry, LazyGroup
 __all__ = ["BENCHES", "command"]
 
 BENCHES: dict[str, CommandEntry] = {
+    "target": CommandEntry("starsd_jetson.bench_target", "A model on this machine: speed, trees, memory."),
     "policy": CommandEntry("starsd_edge.bench.policy_cli", "When to wait, how large a tree: 600 conditions."),
 }
 

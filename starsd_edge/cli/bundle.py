@@ -64,5 +64,6 @@ def verify(folder: Path, *, no_run: bool) -> None:
     bundle = Bundle.open(folder)
     bundle.verify()
     if not no_run:
-        importlib.import_module("starsd_jetson.self_test").verify_bundle(bundle)
+        target = importlib.import_module("starsd_jetson.onnx_target").OnnxTarget.load(bundle)
+        importlib.import_module("starsd_jetson.self_test").run_self_test(target, bundle.manifest.self_test)
     click.echo(f"{folder}: complete" + ("" if no_run else ", self-test passed"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from starsd_edge.types import Float32Array
 
 __all__ = ["INT4_BLOCK", "Int4Blocks", "Int8Columns", "int4_blocks", "int8_columns"]
 
+CHUNK_WEIGHTS = 1 << 22
 INT8_MAX = 127
 INT4_MAX = 15  # unsigned, with a zero point a block
 INT4_BLOCK = 32  # input features that share a scale: GGUF's block, the smallest that MatMulNBits knows fast
@@ -31,10 +33,21 @@ class Int8Columns:
 
 def int8_columns(weight: Float32Array) -> Int8Columns:
     """Symmetric int8 with one scale an output feature."""
-    peak = np.abs(weight).max(axis=1)
-    scales = np.where(peak > 0, peak / INT8_MAX, 1.0).astype(np.float32)
-    values = np.rint(weight / scales[:, None]).astype(np.int8)
-    return Int8Columns(np.ascontiguousarray(values.T), scales)
+    values = np.empty((weight.shape[1], weight.shape[0]), np.int8)
+    scales = np.empty(weight.shape[0], np.float32)
+    for rows in row_chunks(weight):
+        part = weight[rows]
+        peak = np.abs(part).max(axis=1)
+        scales[rows] = np.where(peak > 0, peak / INT8_MAX, 1.0)
+        values[:, rows] = np.rint(part / scales[rows, None]).T
+    return Int8Columns(values, scales)
+
+
+def row_chunks(weight: Float32Array) -> Iterator[slice]:
+    """Slices of rows: the temporaries of a whole LM head would be gigabytes."""
+    rows = max(1, CHUNK_WEIGHTS // weight.shape[1])
+    for start in range(0, weight.shape[0], rows):
+        yield slice(start, start + rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,15 @@ class Int4Blocks:
 
 def int4_blocks(weight: Float32Array) -> Int4Blocks:
     """Asymmetric int4, one scale and zero point a block of INT4_BLOCK inputs; `in` divides by it."""
+    parts = [int4_part(weight[rows]) for rows in row_chunks(weight)]
+    return Int4Blocks(
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        np.concatenate([part.zero_points for part in parts]),
+    )
+
+
+def int4_part(weight: Float32Array) -> Int4Blocks:
     rows, columns = weight.shape
     blocks = weight.reshape(rows, columns // INT4_BLOCK, INT4_BLOCK)
     low = np.minimum(blocks.min(axis=2), 0)
