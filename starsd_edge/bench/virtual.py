@@ -132,7 +132,11 @@ class VirtualService:
     def state(self) -> DrafterState:
         if self._conditions.load_pct is None:
             return DrafterState(False, 0.0, "the service is dead")
-        return DrafterState(True, self._times.expected_s)
+        asked_len, asked_s = 0, 0.0
+        if self._under_way is not None:
+            asked_s, _, tree = self._under_way
+            asked_len = tree.base_len
+        return DrafterState(True, self._times.expected_s, "", asked_len, asked_s)
 
     def close(self) -> None:
         pass

@@ -122,7 +122,7 @@ class NgramDrafter:
         self._tree = None
 
     def state(self) -> DrafterState:
-        return DrafterState(ready=True, expected_wait_s=0.0)
+        return DrafterState(ready=True, expected_wait_s=0.0, origin="ngram")
 
     def close(self) -> None:
         self._tree = None

@@ -12,18 +12,15 @@ No clock and no drafter in here: the decode loop says what is at hand and what h
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from starsd_edge.decoding.acceptance import AcceptanceModel
 from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.decoding.record import LARGEST_TREE, SMOOTHING, DrafterRecord
 from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.decoding.waiting import WaitPlan, plan_waiting
 from starsd_edge.metrics import RoundKind, RoundStats
 from starsd_edge.types import Float64Array
 
@@ -46,18 +43,20 @@ class Draft:
 
     depth_offset  levels it lost to tokens committed since it was drafted
     age_s         from sending its update to its arrival
+    origin        who drafted it
     """
 
     tree: DraftTree
     depth_offset: int
     age_s: float
+    origin: str = ""
 
     def after(self, tokens: list[int]) -> Draft | None:
         """What is left once `tokens` are committed; None when they leave the tree or use it up."""
         left = self.tree.descend(tokens)
         if left is None or len(left) == 1:
             return None
-        return Draft(left, self.depth_offset + len(tokens), self.age_s)
+        return Draft(left, self.depth_offset + len(tokens), self.age_s, self.origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Outlook:
     behind     tokens committed since that update
     max_size   nodes the forward may have
     max_depth  draft tokens that can still be used: the tokens wanted, less the bonus
+    origin     who drafts now
     """
 
     draft: Draft | None
@@ -76,6 +76,7 @@ class Outlook:
     behind: int
     max_size: int
     max_depth: int
+    origin: str = ""
 
 
 class Policy(Protocol):
@@ -164,197 +165,94 @@ class FixedPolicy:
         pass
 
 
-LARGEST_TREE = 64  # no device gains from more, and EAGLE drafts 60
-# Averages over rounds forget with this weight a round: about the last 20 rounds count.
-SMOOTHING = 0.05
-# Drafting that was off starts again when it promises this much more than plain steps, and ends when it
-# promises or brings less than plain steps: between the two nothing changes.
-START_GAIN = 1.05
-STOP_GAIN = 1.0
-# Rounds of drafting before its measured speed is believed over its promise. A promise that was not kept must
-# be this much larger to be believed again; one that was kept for long clears the record.
-TRIAL_ROUNDS = 24
-DISTRUST = 1.15
-CLEARED_ROUNDS = 200
-# While off, rows are handed over every so many tokens to see what trees would bring; doubled, up to the last,
-# each time it turns out not to pay. These trees are compared with the text, not verified: a look is cheap.
-FIRST_LOOK_TOKENS = 16
-LAST_LOOK_TOKENS = 512
-# Answer times remembered: enough to see one loss in twenty, few enough to follow a changing link.
-NUM_AGES = 48
-# The plan for waiting is made anew after so many rounds: it takes a millisecond.
-PLAN_ROUNDS = 16
 # Trees are asked for this many times larger than what was verified of late, so that there is room to grow.
 ROOM_TO_GROW = 2
 SMALLEST_REQUEST = 8
 
 
 class AdaptivePolicy:
-    """Maximises expected tokens per second, from the device's curve, the drafter's answers and the text."""
+    """Maximises expected tokens per second, from the device's curve, the drafter's answers and the text.
 
-    def __init__(self, cost_curve: CostCurve, acceptance: AcceptanceModel | None = None) -> None:
-        self._curve = cost_curve
+    What is learnt is kept per drafter (`Draft.origin`): an n-gram tree says nothing of the service's.
+    """
+
+    def __init__(self, cost_curve: CostCurve) -> None:
         self._table = cost_curve.table(LARGEST_TREE)
-        self._acceptance = acceptance or AcceptanceModel()
         self._scale = 1.0  # measured forward time over the curve's
-        self._typical = _TypicalTree()
-        self._ages_s: deque[float] = deque(maxlen=NUM_AGES)
-        self._plan = WaitPlan(1.0 / cost_curve.plain_s, ())
-        self._plan_due = 0  # rounds until the plan is made anew
-        self._drafting = True
-        self._trial = _Trial()
-        self._needed_gain = START_GAIN  # to switch drafting on
-        self._look_tokens = FIRST_LOOK_TOKENS
+        self._records: dict[str, DrafterRecord] = {}
+        self._current = self._record("")
 
     @property
     def drafting(self) -> bool:
         """Whether trees are asked for and verified at present."""
-        return self._drafting
+        return self._current.drafting
 
     @property
     def expected_gain(self) -> float:
         """Expected speed over plain decoding's."""
-        return self._plan.rate * self._plain_s
+        return self._current.plan.rate * self._plain_s
+
+    @property
+    def calibration(self) -> float:
+        """Tokens that verified trees brought over those that were expected of them; 1 before the first."""
+        return self._current.calibration
 
     def size(self, outlook: Outlook) -> int:
         """What adds more tokens than its time is worth: waits are over, so only the forward's cost counts."""
-        if outlook.draft is None or outlook.max_size < 2 or not self._drafting:
+        draft = outlook.draft
+        if draft is None or outlook.max_size < 2:
             return 1
-        tree = outlook.draft.tree.first(min(outlook.max_size, LARGEST_TREE))
-        p = self._acceptance.node_probabilities(tree, outlook.draft.depth_offset)
-        p[tree.depths > outlook.max_depth] = 0.0
-        return _worthwhile(p, self._table[: len(p)] * self._scale, self._plan.rate)
+        record = self._record(draft.origin)
+        if not record.drafting:
+            return 1
+        tree = draft.tree.first(min(outlook.max_size, LARGEST_TREE))
+        return record.best_size(tree, draft.depth_offset, outlook.max_depth, self._costs_s)
 
     def patience_s(self, outlook: Outlook) -> float:
+        self._current = self._record(outlook.origin)
         if outlook.draft is not None or outlook.elapsed_s is None or outlook.max_size < 2:
             return 0.0
-        if not self._drafting or outlook.behind >= len(self._plan.until_s):
-            return 0.0
-        patience_s = self._plan.until_s[outlook.behind] - outlook.elapsed_s
-        # A round longer than the tokens it may bring is slower than plain steps, whatever the plan.
-        survival = self._typical.survival
-        longest_s = (len(survival) - outlook.behind) * self._plain_s - self._typical.verify_s
-        return max(0.0, min(patience_s, longest_s))
+        return self._current.patience_s(outlook.elapsed_s, outlook.behind, self._plain_s)
 
     def hints(self) -> RoundHints:
-        size = self._typical.size
+        record = self._current
+        size = record.typical.size
         max_nodes = LARGEST_TREE if size == 0 else max(SMALLEST_REQUEST, ROOM_TO_GROW * size)
         return RoundHints(
             max_nodes=min(max_nodes, LARGEST_TREE),
+            num_accepted=record.last_accepted,
             verify_nodes=size,
-            verify_s=self._typical.verify_s,
+            verify_s=record.typical.verify_s,
             plain_s=self._plain_s,
-            wait_s=self._ages_s[-1] if self._ages_s else 0.0,
+            wait_s=record.last_age_s,
         )
 
     def wants_draft(self, rows_held: int) -> bool:
-        return self._drafting or rows_held >= self._look_tokens
+        return self._current.drafting or rows_held >= self._current.look_tokens
 
     def arrived(self, draft: Draft) -> None:
-        """Note what may be expected of the next tree, and whether that pays."""
-        self._ages_s.append(draft.age_s)
         tree = draft.tree.first(LARGEST_TREE)
-        p = self._acceptance.node_probabilities(tree)
-        seconds = self._table[: len(p)] * self._scale
-        rate = max(self._plan.rate, 1.0 / self._plain_s)
-        size = _worthwhile(p, seconds, rate)
-        survival: Float64Array = np.bincount(tree.depths[:size], p[:size]).astype(np.float64)
-        self._typical.add(survival, float(seconds[size - 1]), size)
-        if self._plan_due <= 0 or len(self._ages_s) in FIRST_PLANS:
-            self._make_plan()
-        if not self._drafting:
-            self._look()
+        self._record(draft.origin).arrived(tree, draft.age_s, self._costs_s)
 
     def learn(self, draft: Draft, tokens: list[int]) -> None:
-        self._acceptance.learn(draft.tree, tokens, draft.depth_offset)
+        self._record(draft.origin).acceptance.learn(draft.tree, tokens, draft.depth_offset)
 
     def observe(self, stats: RoundStats) -> None:
         if stats.kind is RoundKind.PREFILL:
             return
         self._scale += SMOOTHING * (stats.forward_s / self._table[stats.size - 1] - self._scale)
-        self._plan_due -= 1
-        if not self._drafting:
-            return
-        self._trial.add(stats.num_tokens, stats.total_s)
-        if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate * self._plain_s < STOP_GAIN:
-            self._drafting = False
-            self._needed_gain *= DISTRUST
-        elif self._trial.rounds == CLEARED_ROUNDS:
-            self._needed_gain = START_GAIN
+        self._current.observe(stats, self._plain_s)
 
     @property
     def _plain_s(self) -> float:
-        return self._curve.plain_s * self._scale
-
-    def _make_plan(self) -> None:
-        ages_s = np.array(self._ages_s)
-        typical = self._typical
-        self._plan = plan_waiting(typical.survival, typical.verify_s, self._plain_s, ages_s)
-        self._plan_due = PLAN_ROUNDS
-        if self._drafting and self.expected_gain <= STOP_GAIN and len(self._ages_s) >= LEAST_AGES:
-            self._drafting = False
-
-    def _look(self) -> None:
-        """A tree arrived while drafting was off."""
-        self._make_plan()
-        if self.expected_gain > self._needed_gain:
-            self._drafting, self._trial, self._look_tokens = True, _Trial(), FIRST_LOOK_TOKENS
-        else:
-            self._look_tokens = min(2 * self._look_tokens, LAST_LOOK_TOKENS)
-
-
-def _worthwhile(p: Float64Array, seconds: Float64Array, rate: float) -> int:
-    """The n whose first n nodes are worth the most when a second is worth `rate` tokens."""
-    return int(np.argmax(np.cumsum(p) - rate * seconds)) + 1
-
-
-# A plan is made after so many trees of a context, then every PLAN_ROUNDS; none is believed before LEAST_AGES.
-FIRST_PLANS = (1, 2, 4, 8)
-LEAST_AGES = 4
-
-
-class _TypicalTree:
-    """Running average of what fresh trees promise.
-
-    survival   survival[d] is the probability that d draft tokens or more are accepted; [0] is 1
-    verify_s   of the size that suits
-    """
-
-    def __init__(self) -> None:
-        self.survival: Float64Array = np.ones(1)
-        self.verify_s = 0.0
-        self._size = 0.0
-        self._count = 0
+        return float(self._table[0]) * self._scale
 
     @property
-    def size(self) -> int:
-        """Nodes that suit, rounded up; 0 before the first tree."""
-        return math.ceil(self._size)
+    def _costs_s(self) -> Float64Array:
+        return self._table * self._scale
 
-    def add(self, survival: Float64Array, verify_s: float, size: int) -> None:
-        self._count += 1
-        weight = max(SMOOTHING, 1.0 / self._count)
-        length = max(len(survival), len(self.survival))
-        old = np.pad(self.survival, (0, length - len(self.survival)))
-        new = np.pad(survival, (0, length - len(survival)))
-        self.survival = old + weight * (new - old)
-        self.verify_s += weight * (verify_s - self.verify_s)
-        self._size += weight * (size - self._size)
-
-
-class _Trial:
-    """Measured speed since drafting was last switched on, recent rounds first."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self._tokens = 0.0
-        self._seconds = 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        self.rounds += 1
-        self._tokens += SMOOTHING * (tokens - self._tokens)
-        self._seconds += SMOOTHING * (seconds - self._seconds)
-
-    @property
-    def rate(self) -> float:
-        return self._tokens / self._seconds if self._seconds > 0 else math.inf
+    def _record(self, origin: str) -> DrafterRecord:
+        record = self._records.get(origin)
+        if record is None:
+            record = self._records[origin] = DrafterRecord(float(self._table[0]))
+        return record

@@ -56,6 +56,7 @@ class Proposals:
         self._asked: dict[int, float] = {}  # base_len of an update that no tree answered yet -> when it left
         self._told_len = 0  # committed_len that the drafter knows
         self._polled_s = 0.0  # when there was no tree yet
+        self._origin = ""  # of the trees to come
 
     @property
     def committed_len(self) -> int:
@@ -95,7 +96,7 @@ class Proposals:
             tokens = update.tokens.tolist()
             self._policy.learn(self._draft, tokens)
             self._draft = self._draft.after(tokens)
-        if self._policy.wants_draft(sum(len(held.tokens) for held in self._held)) and more_wanted:
+        if more_wanted and self._policy.wants_draft(update.committed_len - self._told_len):
             self._hand_over()
 
     def await_draft(self, max_size: int, max_depth: int) -> float:
@@ -113,10 +114,11 @@ class Proposals:
 
     def outlook(self, max_size: int, max_depth: int) -> Outlook:
         elapsed_s, behind = self._under_way()
-        return Outlook(self._draft, elapsed_s, behind, max_size, max_depth)
+        return Outlook(self._draft, elapsed_s, behind, max_size, max_depth, self._origin)
 
     def _hand_over(self) -> None:
         assert self._drafter is not None
+        self._origin = self._drafter.state().origin
         update = replace(_joined(self._held), hints=self._policy.hints())
         self._held = []
         self._drafter.update(update)
@@ -137,7 +139,7 @@ class Proposals:
             return Arrival.USELESS
         age_s = self._age_s(tree)
         self._answered(tree.base_len)
-        draft: Draft | None = Draft(tree, 0, age_s)
+        draft: Draft | None = Draft(tree, 0, age_s, self._origin)
         assert draft is not None
         self._policy.arrived(draft)
         since = self._prefix.tokens[tree.base_len :].tolist()
@@ -178,12 +180,18 @@ class Proposals:
 
     def _under_way(self) -> tuple[float | None, int]:
         """Seconds since the oldest outstanding update left (None: none is), and tokens committed since."""
-        if self._drafter is None or not self._asked:
+        if self._drafter is None:
             return None, 0
         state = self._drafter.state()
+        self._origin = state.origin
         if not state.ready or not math.isfinite(state.expected_wait_s):
             self._asked.clear()
             return None, 0
+        if state.asked_len is not None:
+            if state.asked_len == 0:
+                return None, 0
+            self._asked[state.asked_len] = state.asked_s
+            return self._clock() - state.asked_s, len(self._prefix) - state.asked_len
         expected_s = max(state.expected_wait_s, LEAST_WAIT_S)
         lost_s = self._clock() - LOST_AFTER * expected_s
         self._asked = {base: asked_s for base, asked_s in self._asked.items() if asked_s > lost_s}

@@ -158,11 +158,17 @@ class DrafterState:
     ready            it can answer: False while unreachable, refused, or still taking the prompt
     expected_wait_s  when the outstanding tree is expected, from the moment its update left
     reason           why not ready, for the status line ("" when ready)
+    asked_len        committed_len of the update whose tree is under way, 0 if none is; None: it does not say
+    asked_s          when that update left, in monotonic seconds
+    origin           who drafts now: what is learnt of one drafter's trees does not hold for another's
     """
 
     ready: bool
     expected_wait_s: float
     reason: str = ""
+    asked_len: int | None = None
+    asked_s: float = 0.0
+    origin: str = "service"
 
 
 class Drafter(Protocol):

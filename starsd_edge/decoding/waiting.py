@@ -73,7 +73,7 @@ def _best_chain(
     chain: list[_Option] = []
     for steps in range(len(survival) - 1, -1, -1):
         elapsed_s = steps * plain_s
-        left_s = ages_s[ages_s > elapsed_s] - elapsed_s
+        left_s = ages_s[ages_s > elapsed_s] - elapsed_s if steps else ages_s
         if len(left_s) == 0 or survival[steps] <= 0.0:
             after = _Option(1.0, plain_s)  # no answer ever took this long: it is not counted on
         else:

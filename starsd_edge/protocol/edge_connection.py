@@ -196,7 +196,9 @@ class EdgeConnection:
     def drafter_state(self) -> DrafterState:
         """What the policy and the status line may know."""
         reason = self._why_not_ready()
-        return DrafterState(not reason, self.times.expected_s, reason)
+        updates = [request for request in self._uplink.in_flight if request.kind is MessageKind.UPDATE]
+        asked_len, asked_s = (updates[0].base_len, updates[0].sent_s) if updates else (0, 0.0)
+        return DrafterState(not reason, self.times.expected_s, reason, asked_len, asked_s)
 
     def _why_not_ready(self) -> str:
         if self._blocked:

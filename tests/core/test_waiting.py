@@ -91,6 +91,11 @@ def test_an_answer_that_comes_at_once_is_waited_for() -> None:
     assert plan.rate == pytest.approx(2.2 / 0.0345, rel=0.02)
 
 
+def test_a_drafter_on_the_device_answers_in_no_time_at_all() -> None:
+    plan = plan_waiting(np.array([1.0, 0.7, 0.5]), 0.032, PLAIN_S, np.zeros(5))
+    assert plan.rate == pytest.approx(2.2 / 0.032)
+
+
 def test_an_answer_that_takes_longer_than_it_saves_is_not() -> None:
     plan = plan_waiting(np.array([1.0, 0.7, 0.5]), 0.04, PLAIN_S, np.array([0.2, 0.25]))
     assert set(plan.until_s) == {0.0}

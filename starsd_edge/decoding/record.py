@@ -1,0 +1,173 @@
+"""What is known of one drafter: how its trees fare, how long they take, and whether they pay.
+
+`policy.AdaptivePolicy` asks; the model is written down in docs/policy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+
+from starsd_edge.decoding.acceptance import AcceptanceModel
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.decoding.waiting import WaitPlan, plan_waiting
+from starsd_edge.metrics import RoundKind, RoundStats
+from starsd_edge.types import Float64Array
+
+__all__ = ["LARGEST_TREE", "SMOOTHING", "DrafterRecord", "Trial", "TypicalTree"]
+
+LARGEST_TREE = 64  # no device gains from more, and EAGLE drafts 60
+# Averages over rounds forget with this weight a round: about the last 20 rounds count.
+SMOOTHING = 0.05
+# Drafting that was off starts again when it promises this much more than plain steps, and ends when it
+# promises or brings less than plain steps: between the two nothing changes.
+START_GAIN = 1.05
+STOP_GAIN = 1.0
+# Rounds of drafting before its measured speed is believed over its promise. A promise that was not kept must
+# be this much larger to be believed again; one that was kept for long clears the record.
+TRIAL_ROUNDS = 24
+DISTRUST = 1.15
+CLEARED_ROUNDS = 200
+# While off, rows are handed over every so many tokens to see what trees would bring; doubled, up to the last,
+# each time it turns out not to pay. These trees are compared with the text, not verified: a look is cheap.
+FIRST_LOOK_TOKENS = 16
+LAST_LOOK_TOKENS = 512
+# Answer times remembered: enough to see one loss in twenty, few enough to follow a changing link.
+NUM_AGES = 48
+# A plan for waiting is made after so many trees, then every PLAN_ROUNDS rounds: it takes a millisecond. That
+# drafting does not pay is not believed before LEAST_AGES.
+FIRST_PLANS = (1, 2, 4, 8)
+PLAN_ROUNDS = 16
+LEAST_AGES = 4
+
+
+class DrafterRecord:
+    """`costs_s` in what follows is T(1), T(2), ..., T(LARGEST_TREE), `plain_s` its first."""
+
+    def __init__(self, plain_s: float) -> None:
+        self.acceptance = AcceptanceModel()
+        self.typical = TypicalTree()
+        self.plan = WaitPlan(1.0 / plain_s, ())
+        self.drafting = True
+        self.look_tokens = FIRST_LOOK_TOKENS  # rows held at which to look, while off
+        self.last_accepted = 0
+        self.calibration = 1.0
+        self._ages_s: deque[float] = deque(maxlen=NUM_AGES)
+        self._plan_due = 0  # rounds until the plan is made anew
+        self._trial = Trial()
+        self._needed_gain = START_GAIN  # to switch drafting on
+        self._promised = 0.0  # tokens expected of the tree that is being verified
+
+    @property
+    def last_age_s(self) -> float:
+        return self._ages_s[-1] if self._ages_s else 0.0
+
+    def best_size(self, tree: DraftTree, depth_offset: int, max_depth: int, costs_s: Float64Array) -> int:
+        """How many nodes of `tree`, those deeper than `max_depth` being of no use."""
+        p = self.acceptance.node_probabilities(tree, depth_offset)
+        p[tree.depths > max_depth] = 0.0
+        size = worthwhile(p, costs_s, self.plan.rate)
+        self._promised = float(p[:size].sum())
+        return size
+
+    def patience_s(self, elapsed_s: float, behind: int, plain_s: float) -> float:
+        """How long to wait for a tree whose update left `elapsed_s` ago, `behind` tokens ago."""
+        if not self.drafting or behind >= len(self.plan.until_s):
+            return 0.0
+        # A round longer than the tokens it may bring is slower than plain steps, whatever the plan.
+        longest_s = (len(self.typical.survival) - behind) * plain_s - self.typical.verify_s
+        return max(0.0, min(self.plan.until_s[behind] - elapsed_s, longest_s))
+
+    def arrived(self, tree: DraftTree, age_s: float, costs_s: Float64Array) -> None:
+        """Note what may be expected of the next tree, and whether that pays."""
+        self._ages_s.append(age_s)
+        plain_s = float(costs_s[0])
+        p = self.acceptance.node_probabilities(tree)
+        size = worthwhile(p, costs_s, max(self.plan.rate, 1.0 / plain_s))
+        survival: Float64Array = np.bincount(tree.depths[:size], p[:size]).astype(np.float64)
+        self.typical.add(survival, float(costs_s[size - 1]), size)
+        if not self.drafting or self._plan_due <= 0 or len(self._ages_s) in FIRST_PLANS:
+            self._make_plan(plain_s)
+
+    def observe(self, stats: RoundStats, plain_s: float) -> None:
+        """A round ended."""
+        self._plan_due -= 1
+        if stats.kind is RoundKind.VERIFY:
+            self.last_accepted = stats.num_accepted
+            # A round that a stop token cut short says nothing of the tree.
+            if self._promised > 0 and stats.num_tokens == stats.num_accepted + 1:
+                self.calibration += SMOOTHING * (stats.num_tokens / self._promised - self.calibration)
+        if not self.drafting:
+            return
+        self._trial.add(stats.num_tokens, stats.total_s)
+        if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate * plain_s < STOP_GAIN:
+            self.drafting = False
+            self._needed_gain *= DISTRUST
+        elif self._trial.rounds == CLEARED_ROUNDS:
+            self._needed_gain = START_GAIN
+
+    def _make_plan(self, plain_s: float) -> None:
+        typical = self.typical
+        self.plan = plan_waiting(typical.survival, typical.verify_s, plain_s, np.array(self._ages_s))
+        self._plan_due = PLAN_ROUNDS
+        gain = self.plan.rate * plain_s
+        if self.drafting:
+            self.drafting = gain > STOP_GAIN or len(self._ages_s) < LEAST_AGES
+        elif gain > self._needed_gain:
+            self.drafting, self._trial, self.look_tokens = True, Trial(), FIRST_LOOK_TOKENS
+        else:
+            self.look_tokens = min(2 * self.look_tokens, LAST_LOOK_TOKENS)
+
+
+def worthwhile(p: Float64Array, costs_s: Float64Array, rate: float) -> int:
+    """The n whose first n nodes are worth the most when a second is worth `rate` tokens."""
+    return int(np.argmax(np.cumsum(p) - rate * costs_s[: len(p)])) + 1
+
+
+class TypicalTree:
+    """Running average of what fresh trees promise.
+
+    survival   survival[d] is the probability that d draft tokens or more are accepted; [0] is 1
+    verify_s   of the size that suits
+    """
+
+    def __init__(self) -> None:
+        self.survival: Float64Array = np.ones(1)
+        self.verify_s = 0.0
+        self._size = 0.0
+        self._count = 0
+
+    @property
+    def size(self) -> int:
+        """Nodes that suit, rounded up; 0 before the first tree."""
+        return math.ceil(self._size)
+
+    def add(self, survival: Float64Array, verify_s: float, size: int) -> None:
+        self._count += 1
+        weight = max(SMOOTHING, 1.0 / self._count)
+        length = max(len(survival), len(self.survival))
+        old = np.pad(self.survival, (0, length - len(self.survival)))
+        new = np.pad(survival, (0, length - len(survival)))
+        self.survival = old + weight * (new - old)
+        self.verify_s += weight * (verify_s - self.verify_s)
+        self._size += weight * (size - self._size)
+
+
+class Trial:
+    """Measured speed since drafting was last switched on, recent rounds first."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.rounds += 1
+        self._tokens += SMOOTHING * (tokens - self._tokens)
+        self._seconds += SMOOTHING * (seconds - self._seconds)
+
+    @property
+    def rate(self) -> float:
+        return self._tokens / self._seconds if self._seconds > 0 else math.inf
