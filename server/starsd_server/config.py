@@ -6,7 +6,10 @@ import msgspec
 
 from starsd_server.scheduler import Limits
 
-__all__ = ["HeadSource", "ServiceConfig"]
+__all__ = ["REAL_ENGINE", "HeadSource", "ServiceConfig"]
+
+
+REAL_ENGINE = "real"
 
 
 class HeadSource(msgspec.Struct, frozen=True):
@@ -27,6 +30,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads      of the head's matrix products on a CPU
     max_steps    head steps of one tree after the first
     drain_s      how long rounds are still answered after SIGTERM
+    engine       "real", or the engine profile that is emulated, answering with the trees in `trees`
     memory_mib   address space of the gateway: what a hostile peer can make it take
     """
 
@@ -48,3 +52,5 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int = 7
     drain_s: float = 2.0
     memory_mib: int = 1024
+    engine: str = REAL_ENGINE
+    trees: str = ""

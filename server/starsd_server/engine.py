@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ __all__ = [
     "Outcome",
     "Refused",
     "SessionRows",
+    "StepEngine",
     "TreeReady",
     "WorkItem",
 ]
@@ -103,7 +104,9 @@ WorkItem: TypeAlias = Extend | Grow
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The rows are in; a tree that was begun wants another level."""
+    """The rows are in; a tree that grows wants a step with `beams` rows, 0 when none grows."""
+
+    beams: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,14 @@ class _Block:
     end: int
 
 
+class StepEngine(Protocol):
+    """What sessions need of an engine."""
+
+    def reset(self, slot: int) -> SessionRows: ...
+
+    def step(self, items: list[WorkItem]) -> list[Outcome]: ...
+
+
 class Engine:
     """One head, its slots, and the step."""
 
@@ -155,6 +166,11 @@ class Engine:
     @property
     def head(self) -> RowHead:
         return self._head
+
+    def reset(self, slot: int) -> SessionRows:
+        """An empty session in `slot`; whoever had it before has lost its rows."""
+        self.kv.truncate(slot, 0)
+        return SessionRows(slot)
 
     def rewind(self, session: SessionRows, committed: int) -> None:
         """Keep the first `committed` rows of a session and no tree."""
@@ -376,7 +392,7 @@ class Engine:
         assert growth is not None
         beams = growth.add(log_probs, tokens)
         if beams is not None and self.kv.length(session.slot) + len(beams) <= self.kv.max_len:
-            return Advanced()
+            return Advanced(len(beams))
         tree = growth.finish()
         self.rewind(session, session.committed)  # drops the tree's rows
         return TreeReady(self._to_target[tree.tokens], tree.parents, np.exp(tree.scores))

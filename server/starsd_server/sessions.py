@@ -35,12 +35,12 @@ from starsd_edge.protocol.telemetry import SessionState
 from starsd_edge.types import Float64Array
 from starsd_server.engine import (
     Advanced,
-    Engine,
     Extend,
     Grow,
     Outcome,
     Refused,
     SessionRows,
+    StepEngine,
     TreeReady,
     WorkItem,
 )
@@ -134,7 +134,7 @@ class Sessions:
     def __init__(
         self,
         offer: ServiceOffer,
-        engines: dict[str, Engine],
+        engines: dict[str, StepEngine],
         limits: Limits,
         policy: Policy,
         shape: TreeShape | None = None,
@@ -148,6 +148,7 @@ class Sessions:
         self._shape = shape or TreeShape()
         self._sessions: dict[SessionKey, Session] = {}
         self.recorder = recorder or Recorder(offer, limits, policy)
+        self._last_step_s = 0.0  # when the newest step ended
         self.outbox: list[OutgoingReply] = []
         self.drained = False
 
@@ -235,9 +236,10 @@ class Sessions:
 
     def _run_step(self, turns: tuple[Turn, ...], clock: Clock) -> None:
         started_s = clock()
+        waited_s = started_s - max(self._last_step_s, min(self._ready_s(turn) for turn in turns))
         outcomes = self._run(turns, started_s)
-        ended_s = clock()
-        self.recorder.stepped(turns, started_s, ended_s)
+        ended_s = self._last_step_s = clock()
+        self.recorder.stepped(turns, waited_s, ended_s - started_s)
         growing: dict[SessionKey, int] = {}
         failed: set[SessionKey] = set()
         for turn, outcome in zip(turns, outcomes, strict=True):
@@ -251,8 +253,8 @@ class Sessions:
                 session.drafting = session.blocks.popleft()
             if isinstance(outcome, TreeReady):
                 self._tree_done(session, outcome, ended_s)
-            elif session.rows is not None and session.rows.growth is not None:
-                growing[turn.key] = len(session.rows.beams)
+            elif isinstance(outcome, Advanced) and outcome.beams:
+                growing[turn.key] = outcome.beams
         self._schedule(StepEnded(growing, frozenset(failed)), ended_s)
         for turn, outcome in zip(turns, outcomes, strict=True):
             if isinstance(outcome, Refused):
@@ -314,8 +316,7 @@ class Sessions:
         match action:
             case Admit(key, slot):
                 session = self._sessions[key]
-                self._engines[session.head.name].kv.truncate(slot, 0)
-                session.rows = SessionRows(slot)
+                session.rows = self._engines[session.head.name].reset(slot)
             case Evict(key, reason):
                 session = self._sessions[key]
                 session.connection.evicted()
@@ -325,6 +326,11 @@ class Sessions:
                 self.drained = True
 
     # ------------------------------------------------------------------------------------- the step
+
+    def _ready_s(self, turn: Turn) -> float:
+        """Since when the turn could have run."""
+        block = self._sessions[turn.key].blocks[0] if turn.phase is Phase.EXTEND else None
+        return block.arrived_s if block is not None and block.started_s is None else self._last_step_s
 
     def _run(self, turns: tuple[Turn, ...], started_s: float) -> list[Outcome]:
         """One engine step per head; outcomes in the order of `turns`."""

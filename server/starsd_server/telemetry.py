@@ -126,16 +126,14 @@ class Recorder:
         for work in (self._sessions[key].work, self._devices[key.device].work):
             work.stale_trees += 1
 
-    def stepped(self, turns: Iterable[Turn], started_s: float, ended_s: float) -> None:
+    def stepped(self, turns: Iterable[Turn], waited_s: float, step_s: float) -> None:
+        """A step ran, for which somebody had waited while no other ran."""
         engine = self._engine
         engine.steps += 1
-        engine.busy_s += ended_s - started_s
-        engine.step_s.add(ended_s - started_s)
+        engine.busy_s += step_s
+        engine.demand_s += max(0.0, waited_s) + step_s
+        engine.step_s.add(step_s)
         engine.batch_rows.add(float(max(1, sum(turn.rows for turn in turns))))
-
-    def demanded(self, seconds: float) -> None:
-        """Time in which somebody waited, in a step or for one."""
-        self._engine.demand_s += seconds
 
     def pinged(self, key: SessionKey) -> None:
         if key in self._sessions:

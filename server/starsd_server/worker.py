@@ -24,8 +24,10 @@ from starsd_edge.protocol.messages import WireError
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_edge.protocol.telemetry import GatewaySnapshot, encode_snapshot
 from starsd_server import child
-from starsd_server.config import ServiceConfig
-from starsd_server.engine import Engine
+from starsd_server.config import REAL_ENGINE, HeadSource, ServiceConfig
+from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
+from starsd_server.emulate.trace import RecordedTrees
+from starsd_server.engine import Engine, StepEngine
 from starsd_server.heads.checkpoint import load_head, read_manifest
 from starsd_server.ipc import (
     FromEdge,
@@ -153,28 +155,17 @@ class Worker:
         return line is not None
 
 
-def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, Engine]]:
+def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngine]]:
     """Load every head. Raises BundleError for one that is missing, damaged or without its target."""
     offers: list[HeadOffer] = []
-    engines: dict[str, Engine] = {}
+    engines: dict[str, StepEngine] = {}
     for source in config.heads:
         manifest = read_manifest(Path(source.folder))
-        head = load_head(Path(source.folder), Path(source.target) if source.target else None)
-        device = torch.device(config.device)
-        row_head = RowHead(head.to(device), choose_precision(config, device))
-        engines[manifest.name] = Engine(row_head, config.limits.max_sessions, config.max_len)
-        offers.append(HeadOffer(manifest.name, manifest.identity, config.max_len, config.max_nodes))
-        kv_mib = engines[manifest.name].kv.num_bytes / 2**20
-        log.info(
-            "head %s for %s: %s, %s, %d slots of %d tokens, %.0f MiB of KV",
-            manifest.name,
-            manifest.identity.target,
-            manifest.head.kind.value,
-            row_head.precision.value,
-            config.limits.max_sessions,
-            config.max_len,
-            kv_mib,
+        engines[manifest.name] = (
+            open_engine(config, source) if config.engine == REAL_ENGINE else open_emulated(config)
         )
+        offers.append(HeadOffer(manifest.name, manifest.identity, config.max_len, config.max_nodes))
+        log.info("head %s for %s", manifest.name, manifest.identity.target)
     offer = ServiceOffer(
         service=config.name,
         software=config.software,
@@ -183,6 +174,28 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, Engine]]:
         idle_lease_s=config.limits.idle_lease_s,
     )
     return offer, engines
+
+
+def open_engine(config: ServiceConfig, source: HeadSource) -> Engine:
+    device = torch.device(config.device)
+    head = load_head(Path(source.folder), Path(source.target) if source.target else None)
+    row_head = RowHead(head.to(device), choose_precision(config, device))
+    engine = Engine(row_head, config.limits.max_sessions, config.max_len)
+    log.info(
+        "%s in %s: %d slots of %d tokens, %.0f MiB of KV",
+        row_head.config.kind.value,
+        row_head.precision.value,
+        config.limits.max_sessions,
+        config.max_len,
+        engine.kv.num_bytes / 2**20,
+    )
+    return engine
+
+
+def open_emulated(config: ServiceConfig) -> EmulatedEngine:
+    profile = load_engine_profile(config.engine)
+    trees = RecordedTrees.load(Path(config.trees))
+    return EmulatedEngine(profile, trees, config.limits.max_sessions, config.max_len)
 
 
 def choose_precision(config: ServiceConfig, device: torch.device) -> Precision:

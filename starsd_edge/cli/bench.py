@@ -9,6 +9,7 @@ from starsd_edge.cli.main import CommandEntry, LazyGroup
 __all__ = ["BENCHES", "command"]
 
 BENCHES: dict[str, CommandEntry] = {
+    "service": CommandEntry("starsd_server.emulate.cli", "1 to 64 emulated targets against a draft service."),
     "target": CommandEntry("starsd_jetson.bench_target", "A model on this machine: speed, trees, memory."),
     "policy": CommandEntry("starsd_edge.bench.policy_cli", "When to wait, how large a tree: 600 conditions."),
 }

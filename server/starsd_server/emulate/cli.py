@@ -1,0 +1,162 @@
+"""`starsd bench service`: emulated targets against a real draft service."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import click
+
+from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
+from starsd_edge.decoding.costs import load_profile
+from starsd_server.cli_serve import head_sources, software
+from starsd_server.config import REAL_ENGINE, ServiceConfig
+from starsd_server.emulate.bench import BenchPlan, BenchRow, measure
+from starsd_server.emulate.engines import load_engine_profile
+from starsd_server.emulate.record import open_trace, recorded_trees
+from starsd_server.heads.checkpoint import read_manifest
+from starsd_server.scheduler import Limits, Policy
+
+__all__ = ["command"]
+
+WAIT_S = 0.01  # what a device is taken to wait for a tree, when its size is chosen by cost
+COLUMNS = (
+    "scheduler  engine    targets  tokens/s  per target   tau   busy  idle ms  rows  "
+    "queue p50/p99   draft p50/p99  jain"
+)
+AT_LEAST_ONE = click.IntRange(1)
+
+
+@click.command("service")
+@click.option(
+    "--targets", default="1,2,4,8,16,32,64", show_default=True, help="Numbers of targets, by commas."
+)
+@click.option(
+    "--profile", default="agx-orin-int4", show_default=True, help="What the targets' timing is that of."
+)
+@click.option("--engine", default=REAL_ENGINE, show_default=True, help="real, or a profile such as rtx-4090.")
+@click.option(
+    "--scheduler",
+    type=click.Choice([*(policy.value for policy in Policy), "both"]),
+    default="both",
+    show_default=True,
+)
+@click.option("--rtt-ms", default=2.0, show_default=True, type=float, help="Emulated delay of the line.")
+@click.option("--seconds", default=10.0, show_default=True, type=float, help="Measured time of each row.")
+@click.option("--max-nodes", default=60, show_default=True, type=click.IntRange(2, 256), help="Largest tree.")
+@click.option(
+    "--answer-tokens", default=128, show_default=True, type=click.IntRange(8), help="Of each recording."
+)
+@click.option("--head", type=click.Path(path_type=Path), help="Draft head; the embedded model's without it.")
+@click.option("--target", type=click.Path(path_type=Path), help="The head's target, needed once.")
+@click.option("--bundle", default=EMBEDDED, show_default=True, help="The target whose answers are recorded.")
+@click.option("--threads", default=1, show_default=True, type=AT_LEAST_ONE, help="Of the real engine.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows there.")
+@click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw throughput and busy fraction.")
+def command(
+    targets: str,
+    profile: str,
+    engine: str,
+    scheduler: str,
+    rtt_ms: float,
+    seconds: float,
+    max_nodes: int,
+    answer_tokens: int,
+    head: Path | None,
+    target: Path | None,
+    bundle: str,
+    threads: int,
+    json_file: Path | None,
+    png_file: Path | None,
+) -> None:
+    """Serve 1 to 64 emulated targets and count what they get.
+
+    Tokens, features, acceptance, scheduler, wire and processes are real; the targets' time to verify is that
+    of --profile, and with --engine PROFILE the head's time is that of a GPU.
+    """
+    logging.basicConfig(level=logging.WARNING)
+    counts = parse_counts(targets)
+    device = load_profile(profile)
+    if engine != REAL_ENGINE:
+        load_engine_profile(engine)
+    sources = head_sources((head,) if head else (), (target,) if target else ())
+    source = sources[0]
+    manifest = read_manifest(Path(source.folder))
+    trace, folder = open_trace(ModelChoice(bundle), answer_tokens, progress)
+    target_path = Path(source.target) if source.target else None
+    trees = ""
+    if engine != REAL_ENGINE:
+        file = recorded_trees(
+            trace, folder, Path(source.folder), target_path, device, max_nodes, WAIT_S, progress
+        )
+        trees = str(file)
+    plan = BenchPlan(
+        config=ServiceConfig(
+            heads=sources,
+            bind="tcp://127.0.0.1:0",
+            monitor="tcp://127.0.0.1:0",
+            folder="",
+            software=software(),
+            threads=threads,
+            limits=Limits(max_sessions=max(counts), device_rows_per_s=1e6),
+            max_nodes=max_nodes,
+            engine=engine,
+            trees=trees,
+        ),
+        identity=manifest.identity,
+        trace=trace,
+        profile=device,
+        max_nodes=max_nodes,
+        wait_s=WAIT_S,
+        rtt_s=rtt_ms / 1e3,
+        seconds=seconds,
+    )
+    policies = [policy.value for policy in Policy] if scheduler == "both" else [scheduler]
+    click.echo(
+        f"targets timed as {device.device}, {device.model} {device.precision} (emulated); engine: {engine}"
+    )
+    click.echo(COLUMNS)
+    rows: list[BenchRow] = []
+    for count in counts:
+        for policy in policies:
+            rows.append(measure(plan, policy, count))
+            click.echo(line_of(rows[-1]))
+    if json_file is not None:
+        facts = {"profile": profile, "engine": engine, "rtt_ms": rtt_ms, "seconds": seconds}
+        json_file.write_text(json.dumps({**facts, "rows": [row.as_dict() for row in rows]}, indent=2) + "\n")
+    if png_file is not None:
+        from starsd_server.emulate.plot import draw
+
+        draw(rows, f"targets as {profile} (emulated), engine {engine}, {rtt_ms:g} ms round trip", png_file)
+
+
+def parse_counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise click.UsageError(f"--targets {text}: numbers from 1 up, separated by commas")
+    return counts
+
+
+def line_of(row: BenchRow) -> str:
+    """One line below COLUMNS."""
+    cells = [
+        f"{row.scheduler:<10} {row.engine:<9} {row.targets:>7}",
+        f"{row.system_tokens_per_s:>8.1f}",
+        f"{row.per_target_tokens_per_s:>10.2f}",
+        f"{row.acceptance_length:>4.2f}",
+        f"{row.engine_busy_fraction:>5.2f}",
+        f"{row.idle_ms_per_round:>7.2f}",
+        f"{row.batch_rows_mean:>4.0f}",
+        f"{row.queue_ms_p50:>5.1f}/{row.queue_ms_p99:<7.1f}",
+        f"{row.draft_ms_p50:>5.1f}/{row.draft_ms_p99:<7.1f}",
+        f"{row.fairness_jain:.3f}",
+    ]
+    return "  ".join(cells)
+
+
+def progress(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,141 @@
+"""An engine that answers with recorded trees after the time that a certain GPU would take for each step.
+
+The scheduler, the sessions, the wire and the processes are the real ones; only the head's arithmetic is
+replaced by waiting. How long follows from a roofline: a step reads the weights once, whatever the batch,
+reads each session's keys and values, computes for every row, and pays a fixed price for launching.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from importlib import resources
+
+import numpy as np
+
+from starsd_edge.errors import UsageError
+from starsd_server.emulate.trace import RecordedTree, RecordedTrees, row_key
+from starsd_server.engine import (
+    NO_TREE,
+    Advanced,
+    Extend,
+    Outcome,
+    Refused,
+    SessionRows,
+    WorkItem,
+)
+
+__all__ = ["EmulatedEngine", "EngineProfile", "engine_profile_names", "load_engine_profile"]
+
+SPIN_S = 0.0005  # the end of a wait is spun: sleeping is only good to a fraction of a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """What a step costs on an accelerator. Sources are in the profile's file.
+
+    weight_bytes       read by every step: the head's layer and its LM head
+    kv_row_bytes       of one committed row of a session
+    bytes_per_s        memory bandwidth that is reached
+    flop_per_row       floating-point operations of one row
+    flop_per_s         throughput that is reached
+    launch_s           kernels, sampling and the host's part of one step
+    """
+
+    name: str
+    device: str
+    head: str
+    source: str
+    derivation: str
+    weight_bytes: float
+    kv_row_bytes: float
+    bytes_per_s: float
+    flop_per_row: float
+    flop_per_s: float
+    launch_s: float
+
+    def step_s(self, rows: int, kv_rows: int) -> float:
+        """Seconds of a step over `rows` rows whose sessions hold `kv_rows` rows together."""
+        reading = (self.weight_bytes + kv_rows * self.kv_row_bytes) / self.bytes_per_s
+        return self.launch_s + max(reading, rows * self.flop_per_row / self.flop_per_s)
+
+
+def engine_profile_names() -> list[str]:
+    folder = resources.files("starsd_server.emulate") / "profiles"
+    return sorted(entry.name[: -len(".json")] for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def load_engine_profile(name: str) -> EngineProfile:
+    """Raises UsageError that lists the names there are."""
+    names = engine_profile_names()
+    if name not in names:
+        raise UsageError(f"no engine profile {name!r}: choose real or one of {', '.join(names)}")
+    file = resources.files("starsd_server.emulate") / "profiles" / f"{name}.json"
+    return EngineProfile(name=name, **json.loads(file.read_text(encoding="utf-8")))
+
+
+@dataclass(slots=True)
+class _Context:
+    """What the emulated engine keeps of a slot."""
+
+    keys: list[int] = field(default_factory=lambda: [0])  # row_key of the first 0, 1, ... rows
+    tree: RecordedTree | None = None
+    level: int = 0
+
+
+class EmulatedEngine:
+    """A StepEngine for sessions that replay a trace."""
+
+    def __init__(self, profile: EngineProfile, trees: RecordedTrees, slots: int, max_len: int) -> None:
+        self._profile, self._trees, self._max_len = profile, trees, max_len
+        self._contexts = [_Context() for _ in range(slots)]
+
+    def reset(self, slot: int) -> SessionRows:
+        self._contexts[slot] = _Context()
+        return SessionRows(slot)
+
+    def step(self, items: list[WorkItem]) -> list[Outcome]:
+        """The recorded outcomes, after the time the profile takes for them."""
+        until_s = time.monotonic()
+        rows = sum(self._rows(item) for item in items)
+        kv_rows = sum(item.session.committed for item in items)
+        until_s += self._profile.step_s(rows, kv_rows)
+        outcomes = [self._extend(item) if isinstance(item, Extend) else self._grow(item) for item in items]
+        left_s = until_s - time.monotonic() - SPIN_S
+        if left_s > 0:
+            time.sleep(left_s)
+        while time.monotonic() < until_s:
+            pass
+        return outcomes
+
+    def _rows(self, item: WorkItem) -> int:
+        if isinstance(item, Extend):
+            return item.num_rows
+        context = self._contexts[item.session.slot]
+        assert context.tree is not None
+        return context.tree.beams[context.level]
+
+    def _extend(self, item: Extend) -> Outcome:
+        context, session = self._contexts[item.session.slot], item.session
+        if item.start > session.committed or item.start + len(item.tokens) > self._max_len:
+            return Refused("rows that do not fit")
+        del context.keys[item.start + 1 :]
+        for token in item.tokens.tolist():
+            context.keys.append(row_key(np.array([token], np.int32), context.keys[-1]))
+        session.committed = item.start + len(item.tokens)
+        if item.limits is None:
+            return Advanced()
+        context.tree, context.level = self._trees.find(session.committed, context.keys[-1]), 0
+        return NO_TREE if context.tree is None else self._next(context)
+
+    def _grow(self, item: WorkItem) -> Outcome:
+        context = self._contexts[item.session.slot]
+        context.level += 1
+        return self._next(context)
+
+    def _next(self, context: _Context) -> Outcome:
+        assert context.tree is not None
+        if context.level < len(context.tree.beams):
+            return Advanced(context.tree.beams[context.level])
+        return context.tree.tree

@@ -1,0 +1,74 @@
+"""Recordings for the benchmark, made once and kept in the cache folder."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from starsd_edge.bundle import Bundle
+from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer
+from starsd_edge.config import cache_dir
+from starsd_edge.decoding.costs import DeviceProfile
+from starsd_edge.text.template import Message, Role
+from starsd_server.emulate.trace import Trace, record_trees
+from starsd_server.engine import Engine
+from starsd_server.heads.checkpoint import load_head, read_manifest
+from starsd_server.heads.grow import VerifyCosts
+from starsd_server.rows import Precision, RowHead, int8_available
+from starsd_server.sessions import TreeShape
+
+__all__ = ["open_trace", "recorded_trees"]
+
+MAX_LEN = 2048
+
+
+def open_trace(choice: ModelChoice, answer_tokens: int, report: Callable[[str], None]) -> tuple[Trace, Path]:
+    """The target's answers to the demo's prompts, and the folder they are kept in."""
+    bundle = open_bundle(choice, report)
+    name = bundle.manifest.identity.source_sha256[:16]
+    folder = cache_dir() / "recordings" / f"{name}-{answer_tokens}"
+    if (folder / "trace.npz").is_file():
+        return Trace.load(folder), folder
+    report(f"recording the target's answers, {answer_tokens} tokens each, once")
+    target: Any = importlib.import_module("starsd_jetson.onnx_target").OnnxTarget.load(bundle, choice.threads)
+    trace = Trace.record(target, _prompts(bundle), answer_tokens)
+    trace.save(folder)
+    return trace, folder
+
+
+def _prompts(bundle: Bundle) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    file = resources.files("starsd_edge.cli") / "demo_prompts.json"
+    writer = prompt_writer(bundle)
+    texts: list[str] = json.loads(file.read_text(encoding="utf-8"))
+    return [np.array(writer.write([Message(Role.USER, text)]).tokens, np.int32) for text in texts]
+
+
+def recorded_trees(
+    trace: Trace,
+    folder: Path,
+    head_folder: Path,
+    target: Path | None,
+    profile: DeviceProfile,
+    max_nodes: int,
+    wait_s: float,
+    report: Callable[[str], None],
+) -> Path:
+    """The file with the head's trees for a device of this profile at every position of the trace."""
+    name = read_manifest(head_folder).name
+    file = folder / f"trees-{name}-{profile.name}-{max_nodes}.npz"
+    if file.is_file():
+        return file
+    report(f"recording the head's trees for {profile.name}, once")
+    precision = Precision.INT8 if int8_available() else Precision.FLOAT32
+    head = RowHead(load_head(head_folder, target), precision)
+    engine = Engine(head, len(trace.conversations), MAX_LEN)
+    costs = VerifyCosts(profile.curve.table(max_nodes), wait_s)
+    trees = record_trees(engine, trace, TreeShape().limits(max_nodes, costs))
+    trees.save(file)
+    return file
