@@ -165,6 +165,8 @@ class Speaker:
                     break
                 if self._cancelled.is_set():
                     break
+        if reason is FinishReason.CANCELLED or reading.is_stopped:
+            context.decoder.abandon()
         rest = reading.finish()
         if rest is not None:
             yield rest

@@ -121,6 +121,10 @@ class Decoder:
         turn = _Turn(params, frozenset(stop_tokens), max_tokens)
         return self._rounds(prompt, turn)
 
+    def abandon(self) -> None:
+        """Nobody wants more of the answer under way: the drafter need not draft on it. The context stays."""
+        self._proposals.give_up()
+
     def _rounds(self, prompt: TokenArray, turn: _Turn) -> Iterator[Committed]:
         committed = self._prefill(prompt, turn)
         yield committed

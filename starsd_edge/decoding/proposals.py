@@ -87,6 +87,13 @@ class Proposals:
         self._told_len = min(self._told_len, committed_len)
         self._drafter.rollback(self._told_len)
 
+    def give_up(self) -> None:
+        """No tree is wanted for now; the drafter keeps what it knows of the text."""
+        self._draft = None
+        self._asked.clear()
+        if self._drafter is not None and self._told_len > 0:
+            self._drafter.rollback(self._told_len)
+
     def committed(self, update: Update, more_wanted: bool) -> None:
         """Rows were committed. Hands them over if a tree is wanted, else keeps them for later."""
         if self._drafter is None:

@@ -128,22 +128,42 @@ def test_a_long_prompt_is_read_in_pieces_and_can_be_stopped_between_them() -> No
     assert end.figures.cached_tokens == PROMPT_PIECE - 1
 
 
-def oracle_speaker(behaviours: list[Behaviour], settings: ChatSettings, **options: object) -> Speaker:
+def oracle_speaker(
+    behaviours: list[Behaviour], settings: ChatSettings, drafters: list[ScriptedDrafter] | None = None
+) -> Speaker:
     """A speaker whose drafter knows the text, or half of it."""
     clock = FakeClock()
 
     def open_drafter() -> ScriptedDrafter:
-        plain = CountingTarget(max_len=400)
-
         def oracle(context: list[int], count: int) -> list[int]:
             decoder = Decoder(CountingTarget(max_len=400), None, FixedPolicy(1), clock)
-            del plain.cache[:]
             rounds = decoder.generate(context, settings.sampling, count)
             return [token for committed in rounds for token in committed.tokens]
 
-        return ScriptedDrafter(oracle, clock, behaviours, vocab_size=TOKENIZER.vocab_size)  # type: ignore[arg-type]
+        drafter = ScriptedDrafter(oracle, clock, behaviours, vocab_size=TOKENIZER.vocab_size)  # type: ignore[arg-type]
+        if drafters is not None:
+            drafters.append(drafter)
+        return drafter
 
-    return toy_speaker(drafter=open_drafter, policy=lambda: FixedPolicy(5), service="test", **options)  # type: ignore[arg-type]
+    return toy_speaker(drafter=open_drafter, policy=lambda: FixedPolicy(5), service="test")
+
+
+@pytest.mark.parametrize("stop", [("cancel",), ()], ids=["stopped by the user", "by a stop string"])
+def test_no_draft_is_wanted_for_an_answer_that_was_given_up(stop: tuple[str, ...]) -> None:
+    drafters: list[ScriptedDrafter] = []
+    plain = "".join(
+        event.text
+        for event in Conversation(toy_speaker(), SAMPLED).ask("the fox?")
+        if isinstance(event, AnswerPiece)
+    )
+    settings = SAMPLED if stop else replace(SAMPLED, stop=(plain[8:11],))
+    conversation = Conversation(oracle_speaker([Behaviour.WRONG], settings, drafters), settings)
+    for event in conversation.ask("the fox?"):
+        if isinstance(event, AnswerPiece) and stop:
+            assert drafters[0]._under_way
+            conversation.backend.cancel()
+    assert [] == drafters[0]._under_way
+    assert len(drafters[0].context) > 10
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""Slash commands, without a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from starsd_edge.chat.commands import COMMANDS, Action, complete_command, is_command, run_command
+from starsd_edge.chat.conversation import Conversation
+from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.errors import UsageError
+from starsd_edge.text.template import Message, Role
+from tests.core.chat.toys import toy_speaker
+
+
+@pytest.fixture
+def conversation() -> Conversation:
+    return Conversation(toy_speaker(script="Yes."))
+
+
+def asked(conversation: Conversation) -> Conversation:
+    for _ in conversation.ask("Who?"):
+        pass
+    return conversation
+
+
+@pytest.mark.parametrize(
+    ("expected", "line"),
+    [
+        (True, "/help"),
+        (True, "/?"),
+        (True, "/set temperature 1"),
+        (True, "/nonsense"),
+        (False, "hello /help"),
+        (False, "/usr/bin/env is a path"),
+        (False, "/help\nme with this"),
+        (False, "/ alone"),
+        (False, ""),
+    ],
+)
+def test_what_counts_as_a_command(expected: bool, line: str) -> None:
+    assert expected == is_command(line)
+
+
+@pytest.mark.parametrize(
+    ("expected", "line"),
+    [
+        (["/save", "/set", "/show", "/stats", "/system"], "/s"),
+        (["/help"], "/he"),
+        (["temperature"], "/set te"),
+        (["on", "off"], "/draft "),
+        (["drop-oldest"], "/set full_window d"),
+        (["model"], "/show mod"),
+        (["history"], "/clear h"),
+        ([], "/save fi"),
+    ],
+)
+def test_completion(expected: list[str], line: str) -> None:
+    assert sorted(expected) == sorted(complete_command(line))
+
+
+def test_help_lists_every_command(conversation: Conversation) -> None:
+    lines = run_command(conversation, "/help").lines
+    assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["/bye", "/exit", "/quit"])
+def test_ways_to_leave(conversation: Conversation, name: str) -> None:
+    assert Action.LEAVE is run_command(conversation, name).action
+
+
+def test_the_last_answer_is_copied_and_there_must_be_one(conversation: Conversation) -> None:
+    with pytest.raises(UsageError, match="no answer"):
+        run_command(conversation, "/copy")
+    assert "Yes." == run_command(asked(conversation), "/copy").text
+
+
+def test_regenerating_greedily_says_that_nothing_will_change(conversation: Conversation) -> None:
+    outcome = run_command(asked(conversation), "/regen")
+    assert Action.REGENERATE is outcome.action
+    assert "temperature 0" in outcome.lines[0]
+    with pytest.raises(UsageError, match="nothing to answer"):
+        next(Conversation(toy_speaker()).regenerate())
+
+
+def test_clear_forgets_what_was_said_and_keeps_the_settings(conversation: Conversation) -> None:
+    run_command(conversation, "/set temperature 0.5")
+    run_command(asked(conversation), "/clear")
+    assert [] == conversation.messages
+    assert 0.5 == conversation.settings.sampling.temperature
+
+
+def test_a_saved_chat_is_loaded_whole(conversation: Conversation, tmp_path: Path) -> None:
+    file = tmp_path / "a chat.json"
+    run_command(conversation, "/set stop \\n É")
+    run_command(asked(conversation), f"/save {file}")
+    other = Conversation(toy_speaker())
+    run_command(other, f"/load {file}")
+    assert conversation.messages == other.messages
+    assert conversation.settings == other.settings
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"starsd_chat": 99}',
+        '{"starsd_chat": 1, "messages": 5, "settings": {}}',
+        '{"starsd_chat": 1, "messages": [{"role": "robot", "content": ""}], "settings": {}}',
+        '{"starsd_chat": 1, "messages": [], "settings": {"temperature": "warm"}}',
+    ],
+)
+def test_a_damaged_file_changes_nothing(conversation: Conversation, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(content)
+    conversation.messages = [Message(Role.USER, "kept")]
+    with pytest.raises(UsageError, match=r"chat\.json"):
+        run_command(conversation, f"/load {file}")
+    assert [Message(Role.USER, "kept")] == conversation.messages
+    assert ChatSettings() == conversation.settings
+
+
+def test_a_failed_save_leaves_the_older_file(conversation: Conversation, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot save"):
+        run_command(conversation, f"/save {tmp_path}/missing/chat.json")
+    file = tmp_path / "chat.json"
+    run_command(conversation, f"/save {file}")
+    assert 1 == json.loads(file.read_text())["starsd_chat"]
+    assert [file] == list(tmp_path.iterdir())
+
+
+def test_statistics_and_views(conversation: Conversation) -> None:
+    assert "No answer yet." == run_command(conversation, "/stats").lines[0]
+    assert "Nothing was said yet." == run_command(conversation, "/show conversation").lines[0]
+    asked(conversation)
+    assert any("acceptance length" in line for line in run_command(conversation, "/stats").lines)
+    assert "400 tokens" in "\n".join(run_command(conversation, "/show model").lines)
+    assert ("temperature = 0.0",) == run_command(conversation, "/show temperature").lines
+    with pytest.raises(UsageError, match="nothing called 'x'"):
+        run_command(conversation, "/show x")
+
+
+def test_drafting_is_switched(conversation: Conversation) -> None:
+    run_command(conversation, "/draft off")
+    assert conversation.settings.draft is False
+    with pytest.raises(UsageError, match="on or /draft off"):
+        run_command(conversation, "/draft maybe")
