@@ -33,9 +33,15 @@ __all__ = ["command"]
     multiple=True,
     help="Plain text that the model reads besides; cheap. May be repeated.",
 )
+@click.option(
+    "--chats",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
+    help="Chats the model wrote before, as JSON lines {t: token ids, s: index of the answer, temp}; cheap.",
+)
 @click.option("--steps", default=3000, show_default=True, help="Updates.")
 @click.option("--rows", default=2048, show_default=True, help="Rows of a batch.")
-@click.option("--unroll", default=4, show_default=True, help="Draft steps the head is trained for.")
+@click.option("--unroll", default=3, show_default=True, help="Draft steps the head is trained for.")
 @click.option("--draft-vocab", default=8192, show_default=True, help="Tokens the head can propose.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same texts and same head.")
 @click.option("--threads", type=int, help="CPU threads.  [default: all]")
@@ -47,6 +53,7 @@ def command(
     name: str | None,
     tokens: int,
     texts: Sequence[Path],
+    chats: Sequence[Path],
     steps: int,
     rows: int,
     unroll: int,
@@ -71,7 +78,7 @@ def command(
     work = work or out.with_name(out.name + ".work")
     opened = Bundle.open(bundle)
     settings = Settings(rows=rows, steps=steps, unroll=unroll, cooldown=max(1, steps // 4), seed=seed)
-    plan = Plan(chat_tokens=tokens, texts=texts, draft_vocab_size=draft_vocab, settings=settings)
+    plan = Plan(chat_tokens=tokens, texts=texts, chats=chats, draft_vocab_size=draft_vocab, settings=settings)
     teller = _Teller(tokens, steps)
     # The runtime belongs to another product of the same installation, hence by name.
     runtime = importlib.import_module("starsd_jetson.onnx_target").OnnxTarget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.sampling import SamplingParams
-from starsd_edge.errors import BundleError
+from starsd_edge.errors import BundleError, ConfigError
 from starsd_edge.testing import ToyTarget, plain_text
 from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
@@ -23,6 +24,7 @@ from starsd_jetson.export import ExportSettings, export
 from starsd_server.cli_train import command
 from starsd_server.heads.checkpoint import load_head, read_manifest
 from starsd_server.train.store import CorpusWriter, open_corpus
+from starsd_server.train.texts import KnownText, chats_of, windows_of
 from starsd_server.train.write import ChatWriter, read_text
 from tests.core.text.vocabularies import byte_level
 
@@ -119,10 +121,51 @@ def test_texts_of_another_target_are_not_mixed_in(tmp_path: Path) -> None:
 def test_plain_text_teaches_at_every_position_and_is_no_answer(tmp_path: Path) -> None:
     target = ToyTarget()
     with CorpusWriter(tmp_path, 2, ABOUT) as corpus:
-        read_text(target, np.arange(9, dtype=np.int32), corpus)
+        read_text(target, KnownText(np.arange(9, dtype=np.int32), 0, greedy=False), corpus)
     read = open_corpus(tmp_path)
     assert (read.starts.tolist(), read.greedy.tolist()) == ([0], [False])
     assert read.features[:, 0].tolist() == list(range(9))
+
+
+def test_a_text_is_read_in_pieces_of_more_than_one_token(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(byte_level())
+    file = tmp_path / "text"
+    file.write_text("The quick brown fox. " * 200, "utf-8")
+    pieces = [text.tokens for text in windows_of(tokenizer, file)]
+    assert (
+        np.concatenate(pieces).tolist() == tokenizer.encode(file.read_text("utf-8"))[: sum(map(len, pieces))]
+    )
+    assert {len(piece) for piece in pieces[:-1]} == {256}
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read as UTF-8"):
+        list(windows_of(tokenizer, file))
+
+
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.jsonl.gz"])
+def test_chats_written_before_are_read_with_their_answers(tmp_path: Path, name: str) -> None:
+    lines = [{"t": [1, 5, 6, 7], "s": 2, "temp": 0, "other": 1}, {"t": list(range(9)), "s": 3, "temp": 0.7}]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    first, second = chats_of(tmp_path / name, vocab_size=9, max_len=6)
+    assert (first.tokens.tolist(), first.start, first.greedy) == ([1, 5, 6, 7], 2, True)
+    assert (second.tokens.tolist(), second.start, second.greedy) == ([0, 1, 2, 3, 4, 5], 3, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "line 2: needs `t`"),
+        ('{"t": [1, 2], "s": 0}', "line 2: needs `t`"),
+        ('{"t": [[1, 2]], "s": 0, "temp": 0}', "line 2: .* no chat"),
+        ('{"t": [1, 2], "s": 2, "temp": 0}', "line 2: .* no chat"),
+        ('{"t": [1, 9], "s": 1, "temp": 0}', "line 2: has a token outside 0 to 8"),
+    ],
+)
+def test_a_line_that_is_no_chat_is_named(tmp_path: Path, line: str, complaint: str) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text('{"t": [1, 2], "s": 1, "temp": 0}\n' + line + "\n", "utf-8")
+    with pytest.raises(ConfigError, match=complaint):
+        list(chats_of(file, vocab_size=9, max_len=6))
 
 
 def test_a_template_that_hides_the_user_is_refused() -> None:
@@ -166,7 +209,10 @@ def test_a_head_is_trained_from_nothing_but_a_bundle(bundle: Path, tmp_path: Pat
     the texts and the checkpoint."""
     text = tmp_path / "notes.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40, "utf-8")
-    reached = json.loads(train(bundle, tmp_path / "head", "--steps=6", "--text", str(text)))
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps({"t": [1, 5, 6, 7, 8], "s": 3, "temp": 0.7}) + "\n", "utf-8")
+    known = ["--text", str(text), "--chats", str(chats)]
+    reached = json.loads(train(bundle, tmp_path / "head", "--steps=6", *known))
     assert [item["size"] for item in reached] == [5, 4, 8, 16, 30]
     assert all(1.0 <= item["acceptance_length"] <= 1 + item["depth"] for item in reached)
 
@@ -183,7 +229,7 @@ def test_a_head_is_trained_from_nothing_but_a_bundle(bundle: Path, tmp_path: Pat
 
     corpus = tmp_path / "head.work" / "corpus"
     texts = {file.name: file.read_bytes() for file in corpus.iterdir()}
-    train(bundle, tmp_path / "head", "--steps=9", "--text", str(text))
+    train(bundle, tmp_path / "head", "--steps=9", *known)
     assert texts == {file.name: file.read_bytes() for file in corpus.iterdir()}
     state = torch.load(tmp_path / "head.work" / "state.pt", weights_only=True)
     assert state["place"]["step"] == 9

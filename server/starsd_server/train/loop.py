@@ -28,7 +28,10 @@ __all__ = ["Progress", "Settings", "Trainer"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a head is trained. Defaults are what the embedded head was trained with.
+    """How a head is trained.
+
+    The step sizes are for batches of about 2,000 rows. For the embedded head, matrices at 2e-3 kept the loss
+    of the running weights 0.4 nats above that of the averaged ones (0.17 at 1e-3), and 5e-3 did not converge.
 
     rows        rows of a batch, padding included
     steps       updates of the whole run
@@ -42,16 +45,16 @@ class Settings:
     average     decay of the running mean of weights that is the result; 0 takes the last weights
     """
 
-    rows: int = 4096
+    rows: int = 2048
     steps: int = 3000
-    unroll: int = 4
+    unroll: int = 3
     decay: float = 0.9
     regression: float = 0.1
-    matrix_lr: float = 2e-3
-    vector_lr: float = 1e-3
+    matrix_lr: float = 1e-3
+    vector_lr: float = 5e-4
     weight_decay: float = 0.01
     warmup: int = 50
-    cooldown: int = 900
+    cooldown: int = 750
     average: float = 0.99
     seed: int = 0
     dtype: torch.dtype = torch.bfloat16

@@ -25,7 +25,6 @@ from starsd_edge.protocol.greeting import Identity
 from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
 from starsd_edge.text.tokenizer import Tokenizer
-from starsd_edge.types import TokenArray
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
 from starsd_server.heads.target import open_target_rows
@@ -34,6 +33,7 @@ from starsd_server.train.evaluate import Acceptance, TreeShape, acceptance
 from starsd_server.train.loop import Progress, Settings, Trainer
 from starsd_server.train.start import embedding_scale, finished_head, new_head
 from starsd_server.train.store import CorpusWriter, open_corpus
+from starsd_server.train.texts import chats_of, windows_of
 from starsd_server.train.write import ChatWriter, read_text
 
 __all__ = ["EVALUATED", "Listener", "Plan", "TrainedHead", "collect_texts", "train_head"]
@@ -41,7 +41,6 @@ __all__ = ["EVALUATED", "Listener", "Plan", "TrainedHead", "collect_texts", "tra
 HELD_OUT_SHARE = 0.01
 MIN_HELD_OUT, MAX_EVALUATED = 2, 40  # sequences; forty give tau to about 0.03
 EVALUATED = [TreeShape(4, 1, 5), *(TreeShape(4, 4, size) for size in (4, 8, 16)), TreeShape(5, 6, 30)]
-TEXT_WINDOW_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,14 @@ class Plan:
 
     chat_tokens       tokens of chats that the target writes
     texts             files of plain text that it reads besides
+    chats             files of chats it wrote before (`texts.chats_of`), read likewise
     intermediate_size of the head's MLP; 0 takes the target's
     eval_every        updates between two points of the acceptance curve; checkpoints are written there
     """
 
     chat_tokens: int
     texts: Sequence[Path] = ()
+    chats: Sequence[Path] = ()
     max_answer_tokens: int = 256
     draft_vocab_size: int = 8192
     intermediate_size: int = 0
@@ -90,24 +91,26 @@ def collect_texts(
     """
     manifest = bundle.manifest
     tokenizer = Tokenizer(bundle.tokenizer_path.read_text("utf-8"))
-    windows = [piece for path in plan.texts for piece in _windows(tokenizer, path)]
-    wanted = sum(map(len, windows)) + plan.chat_tokens
+    known = [text for path in plan.texts for text in windows_of(tokenizer, path)]
+    for path in plan.chats:
+        known += chats_of(path, manifest.shapes.vocab_size, manifest.max_len)
+    wanted = sum(len(text.tokens) for text in known) + plan.chat_tokens
     about = {
         "target": manifest.identity.source_sha256,
         "quantisation": manifest.quantisation,
-        "texts": " ".join(path.name for path in plan.texts),
+        "texts": " ".join(path.name for path in (*plan.texts, *plan.chats)),
     }
     with CorpusWriter(folder, manifest.shapes.feature_size, about) as corpus:
         if corpus.num_tokens >= wanted:
             return
         target = load()
-        for piece in windows[corpus.num_sequences :]:
-            read_text(target, piece, corpus)
+        for text in known[corpus.num_sequences :]:
+            read_text(target, text, corpus)
             told(corpus.num_tokens)
-        prompts = PromptWriter(tokenizer, _template(bundle, tokenizer))
-        chats = ChatWriter(target, prompts, manifest.stop_tokens, plan.max_answer_tokens)
+        prompts = _prompts(bundle, tokenizer)
+        writer = ChatWriter(target, prompts, manifest.stop_tokens, plan.max_answer_tokens)
         while corpus.num_tokens < wanted:
-            chats.write(corpus.num_sequences - len(windows), corpus)
+            writer.write(corpus.num_sequences - len(known), corpus)
             told(corpus.num_tokens)
 
 
@@ -203,17 +206,8 @@ def _finished(trainer: Trainer, embedding: Tensor, scale: float) -> EagleHead:
     return finished_head(trainer.head, trainer.averaged(), embedding, scale)
 
 
-def _windows(tokenizer: Tokenizer, path: Path) -> list[TokenArray]:
-    """A file's tokens in pieces of two or more."""
-    try:
-        tokens = np.array(tokenizer.encode(path.read_text("utf-8")), np.int32)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    pieces = np.split(tokens, range(TEXT_WINDOW_TOKENS, len(tokens), TEXT_WINDOW_TOKENS))
-    return [piece for piece in pieces if len(piece) > 1]
-
-
-def _template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+def _prompts(bundle: Bundle, tokenizer: Tokenizer) -> PromptWriter:
+    """As `starsd chat` writes prompts for this bundle."""
     manifest = bundle.manifest
-    bos = tokenizer.decode([manifest.bos_token]) if manifest.add_bos else ""
-    return ChatTemplate(manifest.chat_template, bos_token=bos)
+    bos = tokenizer.token_text(manifest.bos_token) if manifest.bos_token >= 0 else ""
+    return PromptWriter(tokenizer, ChatTemplate(manifest.chat_template, bos), bos if manifest.add_bos else "")

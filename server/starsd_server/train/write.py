@@ -23,6 +23,7 @@ from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import Message, Role
 from starsd_edge.types import FeatureArray, Float32Array, TokenArray
 from starsd_server.train.store import CorpusWriter
+from starsd_server.train.texts import KnownText
 
 __all__ = ["ChatWriter", "read_text"]
 
@@ -93,7 +94,7 @@ def _pick(logits: Float32Array, params: SamplingParams, tokens: list[int]) -> in
     return pick(logits, params, len(tokens), tokens).token
 
 
-def read_text(target: Target, tokens: TokenArray, corpus: CorpusWriter) -> None:
-    """Run a window of plain text through the target; every position teaches, none counts as an answer."""
+def read_text(target: Target, text: KnownText, corpus: CorpusWriter) -> None:
+    """Run a text that exists through the target."""
     target.truncate(0)
-    corpus.append(tokens, target.prefill(tokens).features, 0, greedy=False)
+    corpus.append(text.tokens, target.prefill(text.tokens).features, text.start, greedy=text.greedy)
