@@ -26,7 +26,7 @@ from starsd_edge.decoding.costs import load_profile, profile_names
 from starsd_edge.demo.processes import DraftService, TargetProcess
 from starsd_edge.demo.report import Comparison, Summary, as_json, as_table, summarise
 from starsd_edge.demo.wire import Ask, Mode, Piece
-from starsd_edge.errors import StarSDError
+from starsd_edge.errors import StarSDError, UsageError
 
 __all__ = ["command"]
 
@@ -166,9 +166,9 @@ def describe_machine() -> dict[str, object]:
 
 
 def check_writable(json_file: Path | None) -> None:
-    """Before minutes are spent. Raises StarSDError."""
+    """Before minutes are spent. Raises UsageError."""
     if json_file and not (json_file.parent.is_dir() and os.access(json_file.parent, os.W_OK)):
-        raise StarSDError(f"{json_file}: its folder does not exist or cannot be written to")
+        raise UsageError(f"{json_file}: its folder does not exist or cannot be written to")
 
 
 def write_json(json_file: Path, summaries: Sequence[Summary], machine: dict[str, object]) -> None:
