@@ -26,12 +26,13 @@ from starsd_edge.bundle import (
 from starsd_edge.errors import ResourceError, UsageError
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.builder import GraphBuilder, StoredTensor, WeightFile
+from starsd_jetson.graph.builder import CONTRIB, GraphBuilder, StoredTensor, WeightFile
 from starsd_jetson.graph.llama import build_llama
-from starsd_jetson.graph.ops import CONTRIB, OnnxRuntimeOps
+from starsd_jetson.graph.ops import OnnxRuntimeOps, Ops
 from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.shape import ModelShape
 from starsd_jetson.graph.sources import WeightSource, open_source
+from starsd_jetson.graph.standard_ops import StandardOps
 from starsd_jetson.tokenizer import TextSettings, read_text_settings
 from starsd_jetson.trial import reference_run, try_out
 
@@ -39,10 +40,14 @@ __all__ = ["EXPORTER", "FLAVOURS", "QUANTISATIONS", "ExportSettings", "eagle3_la
 
 FLAVOURS = ("onnxruntime", "tensorrt")
 QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
+# A CPU computes float16 in float32: no gain. TensorRT's int8 would need activation ranges set at export.
+SUPPORTED = {"onnxruntime": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "fp16", "int4")}
 DATA_NAME = "model.data"
 NO_TEMPLATE = "none"
 EXPORTER = 2  # raised when the same source gives another graph or other weights
 OPSET = 21  # ONNX Runtime >= 1.20
+STANDARD_OPSET = 17  # the newest that TensorRT 8.5 documents
+INT4_OPSET = 21  # blocked DequantizeLinear of INT4 came with it; TensorRT >= 10
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BYTES_PER_WEIGHT = {
     "fp32": 4.0,
@@ -138,16 +143,14 @@ def write_bundle(
     layers = eagle3_layers(source.shape.num_layers) if settings.eagle3 else ()
     with (folder / DATA_NAME).open("wb") as file:
         weights = WeightFile(file, DATA_NAME)
-        graph = GraphBuilder(weights, OPSET, [CONTRIB])
-        logits = build_llama(
-            OnnxRuntimeOps(graph, source.shape, settings.quant), source, layers, reference, progress
-        )
+        ops = flavoured_ops(weights, source.shape, settings)
+        logits = build_llama(ops, source, layers, reference, progress)
         file.flush()
         flush(file.fileno())
     tokenizer = text.tokenizer_json.encode()
     files = {
         DATA_NAME: FileEntry(weights.digest.hexdigest(), weights.size),
-        "model.onnx": write_file(folder / "model.onnx", graph.model(source.name)),
+        "model.onnx": write_file(folder / "model.onnx", ops.graph.model(source.name)),
         "tokenizer.json": write_file(folder / "tokenizer.json", tokenizer),
     }
     manifest = Manifest(
@@ -170,6 +173,13 @@ def write_bundle(
     )
     write_manifest(folder, manifest)
     return Untried(manifest, logits)
+
+
+def flavoured_ops(weights: WeightFile, shape: ModelShape, settings: ExportSettings) -> Ops:
+    if settings.flavour == "onnxruntime":
+        return OnnxRuntimeOps(GraphBuilder(weights, OPSET, [CONTRIB]), shape, settings.quant)
+    opset = INT4_OPSET if settings.quant == "int4" else STANDARD_OPSET
+    return StandardOps(GraphBuilder(weights, opset), shape, settings.quant)
 
 
 def describe(shape: ModelShape, num_taps: int) -> Shapes:
@@ -207,8 +217,9 @@ def shared_tensors(stored: Mapping[str, StoredTensor], shape: ModelShape) -> dic
 def check_target(out: Path, settings: ExportSettings) -> None:
     if settings.quant not in QUANTISATIONS or settings.flavour not in FLAVOURS:
         raise UsageError(f"quantisation {settings.quant} for {settings.flavour} does not exist")
-    if settings.flavour == "tensorrt" or settings.quant == "fp16":
-        raise UsageError(f"quantisation {settings.quant} for {settings.flavour} cannot be exported yet")
+    if settings.quant not in SUPPORTED[settings.flavour]:
+        choices = ", ".join(SUPPORTED[settings.flavour])
+        raise UsageError(f"no {settings.quant} for {settings.flavour}; choose one of {choices}")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / MANIFEST_NAME).exists():

@@ -6,9 +6,7 @@ tokens, positions, slots and mask, and runs.
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +14,16 @@ from numpy.typing import NDArray
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
-from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
+from starsd_edge.errors import BundleError
 from starsd_edge.types import BoolArray, Float32Array, TokenArray
 from starsd_jetson.calibrate import measure_invariance
+from starsd_jetson.context import ContextTarget
 from starsd_jetson.kv_cache import KV_BLOCK, KvCache
+from starsd_jetson.onnx_session import LOAD_TEST_TOKENS, open_session, share
 from starsd_jetson.self_test import run_self_test
 
 __all__ = ["OnnxTarget"]
 
-MAX_TREE_SIZE = 64  # nodes; larger trees pay nowhere that we know (facts: 60 on an accelerator)
-PREFILL_CHUNK = 128  # rows a pass: enough to be bound by arithmetic, few enough to stay in cache
-LOAD_TEST_TOKENS = 3  # of the self-test at every load; 'starsd bundle verify' runs all of it
 MAX_PASSES = 16  # bindings kept; a session uses few tree sizes
 
 
@@ -45,7 +41,7 @@ class Pass:
     features: Float32Array  # [n, F]
 
 
-class OnnxTarget:
+class OnnxTarget(ContextTarget):
     """A roles.Target over one context of one bundle."""
 
     def __init__(self, bundle: Bundle, session: Any) -> None:
@@ -55,15 +51,11 @@ class OnnxTarget:
         self.session = session
         self.shapes = shapes
         self.group = shapes.num_heads // shapes.num_kv_heads
-        self.spec = TargetSpec(
-            vocab_size=shapes.vocab_size,
-            feature_size=shapes.feature_size,
-            max_len=manifest.max_len,
-            invariance=Invariance(bitwise=True),
-        )
         self.cache = KvCache(shapes.num_layers, shapes.num_kv_heads, shapes.head_dim)
+        self.bound_capacity = self.cache.capacity
         self.passes: dict[tuple[int, int], Pass] = {}
-        self.pending = 0  # rows of the last forward, waiting for keep
+        spec = TargetSpec(shapes.vocab_size, shapes.feature_size, manifest.max_len, Invariance(bitwise=True))
+        super().__init__(spec, self.cache)
         if manifest.quantisation not in EXACT_BY_CONSTRUCTION:
             self.spec = replace(self.spec, invariance=measure_invariance(self))
 
@@ -77,73 +69,32 @@ class OnnxTarget:
         run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
         return target
 
-    @property
-    def kv_len(self) -> int:
-        return self.cache.length
-
-    def forward(self, tree: DraftTree) -> TargetOutput:
-        size, start = len(tree), self.cache.length
-        if tree.base_len - 1 != start:
-            raise UsageError(
-                f"the tree continues {tree.base_len} tokens, the cache holds {start} and the root"
-            )
-        if size > MAX_TREE_SIZE or start + size > self.spec.max_len:
-            raise UsageError(f"{size} nodes are more than the {self.max_tree_size()} that fit here")
-        step = self.prepare(size, size)
-        step.logit_rows[:] = np.arange(size)
-        self.fill(step, tree.tokens, tree.positions, tree.mask)
+    def run(
+        self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]
+    ) -> TargetOutput:
+        step = self.prepare(len(tokens), len(logit_rows))
+        step.logit_rows[:] = logit_rows
+        self.fill(step, tokens, positions, mask)
         self.session.run_with_iobinding(step.binding)
-        self.pending = size
         return TargetOutput(step.logits.copy(), step.features.copy())
-
-    def prefill(self, tokens: TokenArray) -> TargetOutput:
-        start = self.cache.length
-        if len(tokens) == 0 or start + len(tokens) > self.spec.max_len:
-            raise UsageError(f"{len(tokens)} tokens do not fit: {start} of {self.spec.max_len} are taken")
-        features = np.empty((len(tokens), self.spec.feature_size), np.float32)
-        self.reserve(start + len(tokens))
-        for begin in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = tokens[begin : begin + PREFILL_CHUNK]
-            step = self.prepare(len(chunk), 1)
-            step.logit_rows[:] = len(chunk) - 1
-            positions = np.arange(start + begin, start + begin + len(chunk))
-            self.fill(step, chunk, positions, np.tri(len(chunk), dtype=np.bool_))
-            self.session.run_with_iobinding(step.binding)
-            features[begin : begin + len(chunk)] = step.features
-            self.cache.length += len(chunk)
-        self.pending = 0
-        return TargetOutput(step.logits.copy(), features)
-
-    def keep(self, path: list[int]) -> None:
-        if not path or path[0] != 0 or path[-1] >= self.pending:
-            raise UsageError(
-                f"path {path} is not one of the last forward's {self.pending} nodes from its root"
-            )
-        self.cache.keep(path)
-        self.pending = 0
-
-    def truncate(self, kv_len: int) -> None:
-        self.cache.truncate(kv_len)
-        self.pending = 0
 
     def max_tree_size(self) -> int:
         """A path that straddles an edge of attention's summing blocks in a tree, but not in a chain, would be
         summed differently: the tree ends at the block it begins in."""
         to_edge = KV_BLOCK - self.cache.length % KV_BLOCK
-        return min(MAX_TREE_SIZE, to_edge, self.spec.max_len - self.cache.length)
+        return min(super().max_tree_size(), to_edge)
 
     def prepare(self, rows: int, logit_rows: int) -> Pass:
-        self.reserve(self.cache.length + rows)
+        self.cache.reserve(self.cache.length + rows)
+        if self.bound_capacity != self.cache.capacity:
+            self.bound_capacity = self.cache.capacity
+            self.passes.clear()  # they bind the old buffers
         step = self.passes.get((rows, logit_rows))
         if step is None:
             if len(self.passes) >= MAX_PASSES:
                 self.passes.pop(next(iter(self.passes)))
             step = self.passes[rows, logit_rows] = self.bind(rows, logit_rows)
         return step
-
-    def reserve(self, rows: int) -> None:
-        if self.cache.reserve(rows):
-            self.passes.clear()  # they bind the old buffers
 
     def bind(self, rows: int, logit_rows: int) -> Pass:
         heads = self.shapes.num_kv_heads
@@ -184,59 +135,3 @@ class OnnxTarget:
 # MatMulNBits (int4) chooses its kernel by the number of rows and sums floats, on some machines differently
 # for one row: measured at load.
 EXACT_BY_CONSTRUCTION = ("fp32", "fp16", "int8")
-
-
-def share(array: NDArray[Any]) -> Any:
-    """The array as ONNX Runtime's value, over the same memory."""
-    import onnxruntime
-
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def open_session(graph: Path, threads: int | None) -> Any:
-    ort = import_onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    # A masked key's weight is exp(-inf), which the vector kernel gives as the smallest denormal: zero is
-    # meant, and arithmetic with denormals is a hundred times slower.
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    try:
-        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions share no public base class
-        raise BundleError(
-            f"{graph}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}"
-        ) from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no reason given"])[0]
-
-
-def import_onnxruntime() -> Any:
-    """Raises MissingDependencyError when it is missing, or installed twice: both wheels unpack into one
-    folder.
-    """
-    installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if is_installed(name)]
-    if len(installed) > 1:
-        raise MissingDependencyError(
-            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; "
-            "uninstall both, then install one: pip install 'starsd-edge[onnx]' or 'starsd-edge[gpu]'"
-        )
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"onnxruntime does not load ({first_line(error)}); pip install 'starsd-edge[onnx]'"
-        ) from error
-    return onnxruntime
-
-
-def is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

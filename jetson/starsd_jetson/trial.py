@@ -19,8 +19,9 @@ from starsd_jetson.onnx_target import OnnxTarget
 from starsd_jetson.quality import judge
 from starsd_jetson.sample_text import CALIBRATION, HELD_OUT
 from starsd_jetson.self_test import make_self_test
+from starsd_jetson.standard_target import StandardTarget
 
-__all__ = ["Trial", "reference_run", "try_out"]
+__all__ = ["Trial", "reference_run", "runtime_here", "try_out"]
 
 PART_TOKENS = 384  # of each sample text: enough to see every outlier channel, seconds even for a large model
 # A bundle above this runs in a process of its own: the exporter's memory stays bounded by the largest
@@ -68,7 +69,12 @@ def try_out(bundle: Bundle, reference: ReferenceRun | None, logits: Float32Array
         ) from error
 
 
+def runtime_here(flavour: str) -> type[OnnxTarget] | type[StandardTarget]:
+    """What can run a flavour on the machine that exports it."""
+    return OnnxTarget if flavour == "onnxruntime" else StandardTarget
+
+
 def run(bundle: Bundle, tokens: TokenArray | None, logits: Float32Array | None) -> Trial:
-    target = OnnxTarget.load(bundle)
+    target = runtime_here(bundle.manifest.flavour).load(bundle)
     quality = Quality() if tokens is None or logits is None else judge(target, tokens, logits)
     return Trial(make_self_test(bundle, target), quality)

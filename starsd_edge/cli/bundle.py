@@ -63,7 +63,8 @@ def verify(folder: Path, *, no_run: bool) -> None:
     """Hash every file of FOLDER and run its self-test. Ends with an error at the first difference."""
     bundle = Bundle.open(folder)
     bundle.verify()
+    flavour = bundle.manifest.flavour
     if not no_run:
-        target = importlib.import_module("starsd_jetson.onnx_target").OnnxTarget.load(bundle)
+        target = importlib.import_module("starsd_jetson.trial").runtime_here(flavour).load(bundle)
         importlib.import_module("starsd_jetson.self_test").run_self_test(target, bundle.manifest.self_test)
     click.echo(f"{folder}: complete" + ("" if no_run else ", self-test passed"))

@@ -14,7 +14,7 @@ import pytest
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
-from starsd_jetson import onnx_target
+from starsd_jetson import onnx_session
 from starsd_jetson.calibrate import SIZES, measure_costs, measure_invariance
 from starsd_jetson.onnx_target import OnnxTarget
 
@@ -118,9 +118,9 @@ def test_a_graph_that_does_not_load_is_one_line(target: OnnxTarget) -> None:
 
 
 def test_two_packages_of_onnx_runtime_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_target, "is_installed", lambda name: True)
+    monkeypatch.setattr(onnx_session, "is_installed", lambda name: True)
     with pytest.raises(MissingDependencyError, match="overwrite each other"):
-        onnx_target.import_onnxruntime()
+        onnx_session.import_onnxruntime()
 
 
 def test_costs_are_measured_over_all_sizes_and_leave_no_trace(target: OnnxTarget) -> None:

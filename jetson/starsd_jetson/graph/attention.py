@@ -14,13 +14,17 @@ model without grouped heads pads the rows of queries with one of zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from starsd_jetson.graph.ops import CONTRIB, OnnxRuntimeOps
+from starsd_jetson.graph.builder import CONTRIB, GraphBuilder
+from starsd_jetson.graph.shape import ModelShape
 
 __all__ = ["AttentionInputs", "attention", "attention_inputs"]
+
+HeadNorm = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,9 @@ class AttentionInputs:
     sin: str
 
 
-def attention_inputs(ops: OnnxRuntimeOps) -> AttentionInputs:
-    g, heads = ops.graph, ops.shape.num_kv_heads
-    cos, sin = ops.shape.rope_table()
+def attention_inputs(g: GraphBuilder, shape: ModelShape) -> AttentionInputs:
+    heads = shape.num_kv_heads
+    cos, sin = shape.rope_table()
     return AttentionInputs(
         positions=g.input("positions", TensorProto.INT64, [heads, "n"]),
         slots=g.input("slots", TensorProto.INT64, [heads, "n", 2]),
@@ -52,30 +56,34 @@ def attention_inputs(ops: OnnxRuntimeOps) -> AttentionInputs:
 
 
 def attention(
-    ops: OnnxRuntimeOps, qkv: str, layer: int, shared: AttentionInputs, gains: tuple[str, str] | None
+    g: GraphBuilder,
+    shape: ModelShape,
+    qkv: str,
+    layer: int,
+    shared: AttentionInputs,
+    norms: tuple[HeadNorm, HeadNorm] | None,
 ) -> str:
     """[n, n_kv * (group + 2) * dim], a key/value head's queries, key and value side by side -> [n, heads *
     dim].
 
-    The queries arrive already divided by sqrt(dim). `gains` are Qwen3's norms of queries and keys.
+    The queries arrive already divided by sqrt(dim). `norms` are Qwen3's norms of queries and keys.
     """
-    g, shape = ops.graph, ops.shape
     heads, dim, group = shape.num_kv_heads, shape.head_dim, shape.group
 
     by_head = g.op("Transpose", g.op("Reshape", qkv, g.constant([0, heads, -1])), perm=[1, 0, 2])
-    if gains is None:
+    if norms is None:
         qk, new_v = g.ops("Split", by_head, g.constant([(group + 1) * dim, dim]), outputs=2, axis=2)
     else:
         q, k, new_v = g.ops("Split", by_head, g.constant([group * dim, dim, dim]), outputs=3, axis=2)
         q = g.op("Reshape", q, g.constant([heads, -1, group, dim]))
-        q = g.op("Reshape", ops.norm(q, gains[0]), g.constant([heads, -1, group * dim]))
-        qk = g.op("Concat", q, ops.norm(k, gains[1]), axis=2)
+        q = g.op("Reshape", norms[0](q), g.constant([heads, -1, group * dim]))
+        qk = g.op("Concat", q, norms[1](k), axis=2)
     turned = g.op("RotaryEmbedding", qk, shared.positions, shared.cos, shared.sin, domain=CONTRIB)
     q, new_k = g.ops("Split", turned, g.constant([group * dim, dim]), outputs=2, axis=2)
 
-    keys = store(ops, f"k.{layer}", new_k, shared, dim)
-    ones = g.op("Pad", new_v, g.constant([0, 0, 0, 0, 0, 1]), ops.number(1.0))
-    values = store(ops, f"v.{layer}", ones, shared, dim + 1)
+    keys = store(g, heads, f"k.{layer}", new_k, shared, dim)
+    ones = g.op("Pad", new_v, g.constant([0, 0, 0, 0, 0, 1]), g.number(1.0))
+    values = store(g, heads, f"v.{layer}", ones, shared, dim + 1)
 
     queries = g.op("Reshape", q, g.constant([heads, -1, dim]))  # [n_kv, n * group, dim]
     if group == 1:
@@ -92,9 +100,8 @@ def attention(
     return g.op("Reshape", rows, g.constant([0, heads * group * dim]))
 
 
-def store(ops: OnnxRuntimeOps, name: str, rows: str, shared: AttentionInputs, width: int) -> str:
+def store(g: GraphBuilder, heads: int, name: str, rows: str, shared: AttentionInputs, width: int) -> str:
     """Write the new rows into the cache `name`; returns the whole cache."""
-    g, heads = ops.graph, ops.shape.num_kv_heads
     past = g.input(name, TensorProto.FLOAT, [heads, "capacity", width])
     present = g.op("ScatterND", past, shared.slots, rows, name=f"{name}.new")
     g.output(present, TensorProto.FLOAT, [heads, "capacity", width])

@@ -13,12 +13,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["GraphBuilder", "StoredTensor", "TensorData", "WeightFile"]
+__all__ = ["CONTRIB", "GraphBuilder", "StoredTensor", "TensorData", "WeightFile"]
 
 TensorData = np.ndarray[Any, np.dtype[Any]]
 
 # ONNX Runtime maps the data file; whole pages keep every tensor aligned for vector loads.
 ALIGNMENT_BYTES = 4096
+AXES_INPUT_OPSET = 18
+CONTRIB = "com.microsoft"  # domain of ONNX Runtime's own operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class GraphBuilder:
 
     def __init__(self, weights: WeightFile, opset: int, domains: Sequence[str] = ()) -> None:
         self.weights = weights
+        self.opset = opset
         self.opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[TensorProto] = []
@@ -100,11 +103,28 @@ class GraphBuilder:
             self.initializers.append(numpy_helper.from_array(array, name))
         return self.constants[key]
 
+    def number(self, value: float) -> str:
+        """A float32 scalar."""
+        return self.constant(np.array(value, np.float32))
+
+    def reduce_mean(self, x: str) -> str:
+        """Mean over the last axis, kept; the axes became an input in opset 18."""
+        if self.opset < AXES_INPUT_OPSET:
+            return self.op("ReduceMean", x, axes=[-1], keepdims=1)
+        return self.op("ReduceMean", x, self.constant([-1]), keepdims=1)
+
     def weight(self, name: str, values: TensorData) -> str:
         """A weight in the data file."""
         stored = self.weights.add(name, values)
-        tensor = TensorProto(name=name, dims=stored.shape, data_location=TensorProto.EXTERNAL)
-        tensor.data_type = helper.np_dtype_to_tensor_dtype(np.dtype(stored.dtype))
+        return self.refer(stored, stored.shape, helper.np_dtype_to_tensor_dtype(np.dtype(stored.dtype)))
+
+    def int4_weight(self, name: str, packed: TensorData, shape: tuple[int, ...]) -> str:
+        """Signed 4-bit values of `shape`, packed two a byte, low nibble first."""
+        return self.refer(self.weights.add(name, packed), shape, TensorProto.INT4)
+
+    def refer(self, stored: StoredTensor, shape: tuple[int, ...], element: int) -> str:
+        tensor = TensorProto(name=stored.name, dims=shape, data_location=TensorProto.EXTERNAL)
+        tensor.data_type = element
         for key, value in (
             ("location", self.weights.location),
             ("offset", str(stored.offset)),
@@ -113,7 +133,7 @@ class GraphBuilder:
             entry = tensor.external_data.add()
             entry.key, entry.value = key, value
         self.initializers.append(tensor)
-        return name
+        return stored.name
 
     def model(self, graph_name: str) -> bytes:
         graph = helper.make_graph(self.nodes, graph_name, self.inputs, self.outputs, self.initializers)

@@ -1,20 +1,22 @@
 """One description of a Llama-architecture model, built node by node.
 
-Inputs   tokens int64 [n], logit_rows int64 [m], attention's (graph/attention.py)
-Outputs  logits float32 [m, V] of the rows asked for, features float32 [n, F] of every row
+Inputs   tokens [n], logit_rows [m], and what the flavour's attention needs
+Outputs  logits float32 [m, V] of the rows asked for, features [n, F] of every row
+
+The flavour is an Ops (graph/ops.py for ONNX Runtime, graph/standard_ops.py for TensorRT).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.attention import AttentionInputs, attention, attention_inputs
 from starsd_jetson.graph.layer import LayerWeights, read_layer, smooth
-from starsd_jetson.graph.ops import OnnxRuntimeOps
+from starsd_jetson.graph.ops import Ops
 from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.sources import WeightSource
 
@@ -23,10 +25,11 @@ __all__ = ["build_llama"]
 Progress = Callable[[int, int], None]
 # Smallest number of float16: an all-zero token row would make 0 / 0 of its quantisation, this one makes ~0.
 TINY = np.float32(6e-8)
+SMOOTHED = ("int8", "int4")  # quantisations that rescaling helps
 
 
 def build_llama(
-    ops: OnnxRuntimeOps,
+    ops: Ops,
     source: WeightSource,
     feature_layers: tuple[int, ...],
     reference: ReferenceRun | None,
@@ -35,12 +38,12 @@ def build_llama(
     """Add the whole model to `ops.graph`. `feature_layers` are layers whose inputs are the features; none
     means the output of the final norm. `progress(done, total)` counts layers.
 
-    With a `reference` the weights are smoothed by what it sees, and its logits [T, V] are returned.
+    With a `reference` quantised weights are smoothed by what it sees, and its logits [T, V] are returned.
     """
     g, shape = ops.graph, source.shape
-    tokens = g.input("tokens", TensorProto.INT64, ["n"])
-    logit_rows = g.input("logit_rows", TensorProto.INT64, ["m"])
-    shared = attention_inputs(ops)
+    tokens = g.input("tokens", ops.index, ["n"])
+    logit_rows = g.input("logit_rows", ops.index, ["m"])
+    shared = ops.attention_inputs()
 
     table = source.tensor("model.embed_tokens.weight")
     if reference is not None:
@@ -55,7 +58,8 @@ def build_llama(
     for index in range(shape.num_layers):
         weights = read_layer(source, index)
         if reference is not None:
-            weights = smooth(weights, reference.layer(weights))
+            peaks = reference.layer(weights)
+            weights = smooth(weights, peaks) if ops.quant in SMOOTHED else weights
         x, pending = layer(ops, x, pending, weights, index, shared)
         if index in feature_layers:
             taps.append(x)
@@ -68,73 +72,65 @@ def build_llama(
         g.op("Concat", *taps, name="features", axis=-1)
     else:
         g.op("Identity", last, name="features")
-    g.output("features", TensorProto.FLOAT, ["n", shape.hidden_size * max(1, len(taps))])
+    g.output("features", ops.element, ["n", shape.hidden_size * max(1, len(taps))])
     head = table if shape.tied_embedding else source.tensor("lm_head.weight")
-    ops.head(g.op("Gather", last, logit_rows), head)
+    ops.head(ops.select(last, logit_rows), head)
     g.nodes[-1].output[0] = "logits"
     g.output("logits", TensorProto.FLOAT, ["m", shape.vocab_size])
     return None if reference is None else reference.finish(gain, head)
 
 
-def embed(ops: OnnxRuntimeOps, tokens: str, table: Float32Array) -> str:
-    table = np.where(np.any(table, axis=1, keepdims=True), table, TINY)
-    half = ops.quant != "fp32"
-    return ops.embed(
-        tokens, ops.graph.weight("embedding", table.astype(np.float16) if half else table), half=half
-    )
+def embed(ops: Ops, tokens: str, table: Float32Array) -> str:
+    return ops.embed(tokens, np.where(np.any(table, axis=1, keepdims=True), table, TINY))
 
 
-def layer(
-    ops: OnnxRuntimeOps, x: str, pending: str, weights: LayerWeights, index: int, shared: AttentionInputs
-) -> tuple[str, str]:
+def layer(ops: Ops, x: str, pending: str, weights: LayerWeights, index: int, shared: Any) -> tuple[str, str]:
     """The attention block: (input of the layer, what the block adds to it)."""
     h, x = next_norm(ops, x, pending, f"layers.{index}.input_norm", weights.input_norm)
     qkv = ops.linear(h, f"layers.{index}.qkv", fused_qkv(ops, weights), fused_bias(ops, weights))
-    mixed = attention(ops, qkv, index, shared, head_gains(ops, weights, index))
+    mixed = ops.attention(qkv, index, shared, head_gains(ops, weights, index))
     return x, ops.linear(mixed, f"layers.{index}.o", weights.o)
 
 
-def mlp(ops: OnnxRuntimeOps, x: str, pending: str, weights: LayerWeights, index: int) -> tuple[str, str]:
+def mlp(ops: Ops, x: str, pending: str, weights: LayerWeights, index: int) -> tuple[str, str]:
     """The feed-forward block: (its input, what it adds to it)."""
     h, x = next_norm(ops, x, pending, f"layers.{index}.post_norm", weights.post_norm)
     gate_up = ops.linear(h, f"layers.{index}.gate_up", np.concatenate([weights.gate, weights.up]))
     return x, ops.linear(ops.gated(gate_up), f"layers.{index}.down", weights.down)
 
 
-def next_norm(ops: OnnxRuntimeOps, x: str, pending: str, name: str, gain: Float32Array) -> tuple[str, str]:
+def next_norm(ops: Ops, x: str, pending: str, name: str, gain: Float32Array) -> tuple[str, str]:
     """(norm of x + pending, x + pending)."""
-    stored = ops.graph.weight(name, gain)
+    stored = ops.gain(name, gain)
     return ops.add_norm(x, pending, stored) if pending else (ops.norm(x, stored), x)
 
 
-def fused_qkv(ops: OnnxRuntimeOps, weights: LayerWeights) -> Float32Array:
+def fused_qkv(ops: Ops, weights: LayerWeights) -> Float32Array:
     """[n_kv * (group + 2) * dim, H]: each key/value head's queries, key and value side by side.
 
     Queries are divided by sqrt(dim) here rather than at run time (in Qwen3 the gain of their norm is)."""
     return fuse(ops, weights.q * query_factor(ops), weights.k, weights.v)
 
 
-def fused_bias(ops: OnnxRuntimeOps, weights: LayerWeights) -> Float32Array | None:
+def fused_bias(ops: Ops, weights: LayerWeights) -> Float32Array | None:
     if weights.q_bias is None or weights.k_bias is None or weights.v_bias is None:
         return None
     return fuse(ops, weights.q_bias * query_factor(ops), weights.k_bias, weights.v_bias)
 
 
-def fuse(ops: OnnxRuntimeOps, q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
+def fuse(ops: Ops, q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
     heads = ops.shape.num_kv_heads
     parts = [rows.reshape(heads, -1, *rows.shape[1:]) for rows in (q, k, v)]
     fused = np.concatenate(parts, axis=1)
     return np.ascontiguousarray(fused.reshape(-1, *fused.shape[2:]))
 
 
-def query_factor(ops: OnnxRuntimeOps) -> float:
+def query_factor(ops: Ops) -> float:
     return 1.0 if ops.shape.qk_norm else float(ops.shape.head_dim**-0.5)
 
 
-def head_gains(ops: OnnxRuntimeOps, weights: LayerWeights, index: int) -> tuple[str, str] | None:
+def head_gains(ops: Ops, weights: LayerWeights, index: int) -> tuple[str, str] | None:
     if weights.q_norm is None or weights.k_norm is None:
         return None
     q = weights.q_norm * np.float32(ops.shape.head_dim**-0.5)
-    return ops.graph.weight(f"layers.{index}.q_norm", q), ops.graph.weight(
-        f"layers.{index}.k_norm", weights.k_norm
-    )
+    return ops.gain(f"layers.{index}.q_norm", q), ops.gain(f"layers.{index}.k_norm", weights.k_norm)

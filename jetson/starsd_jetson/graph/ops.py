@@ -8,23 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from onnx import TensorProto
 
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.builder import GraphBuilder
+from starsd_jetson.graph.attention import AttentionInputs, attention, attention_inputs
+from starsd_jetson.graph.builder import CONTRIB, GraphBuilder
 from starsd_jetson.graph.quantize import INT4_BLOCK, int4_blocks, int8_columns
 from starsd_jetson.graph.shape import ModelShape
 
-__all__ = ["CONTRIB", "LINEAR_KINDS", "OnnxRuntimeOps"]
+__all__ = ["LINEAR_KINDS", "Ops", "OnnxRuntimeOps"]
 
-CONTRIB = "com.microsoft"
 UINT8_MIDDLE = 128  # zero point of activations: x / absmax in [-1, 1] becomes 1..255
 INT8_MAX = 127
 
 
-@dataclass(frozen=True, slots=True)
+class Ops(Protocol):
+    """What a model is described with; `shared` is whatever `attention_inputs` gave."""
+
+    graph: GraphBuilder
+    shape: ModelShape
+    quant: str
+    index: int  # element type of tokens and rows
+    element: int  # element type of features
+
+    def linear(self, x: str, name: str, weight: Float32Array, bias: Float32Array | None = None) -> str: ...
+    def head(self, x: str, weight: Float32Array) -> str: ...
+    def embed(self, tokens: str, table: Float32Array) -> str: ...
+    def gain(self, name: str, values: Float32Array) -> str: ...
+    def norm(self, x: str, gain: str) -> str: ...
+    def add_norm(self, x: str, delta: str, gain: str) -> tuple[str, str]: ...
+    def gated(self, gate_up: str) -> str: ...
+    def select(self, x: str, rows: str) -> str: ...
+    def attention_inputs(self) -> Any: ...
+    def attention(self, qkv: str, layer: int, shared: Any, gains: tuple[str, str] | None) -> str: ...
+
+
+@dataclass
 class OnnxRuntimeOps:
     """Adds nodes to `graph`. `n` is the rows of a pass; `kv_heads * rows` stacks are [n_kv, n * group,
     dim].
@@ -33,6 +56,8 @@ class OnnxRuntimeOps:
     graph: GraphBuilder
     shape: ModelShape
     quant: str
+    index: int = TensorProto.INT64
+    element: int = TensorProto.FLOAT
 
     def head(self, x: str, weight: Float32Array) -> str:
         """The LM head, never below int8: its rounding goes straight into the logits."""
@@ -56,7 +81,7 @@ class OnnxRuntimeOps:
         packed = int8_columns(weight)
         peak = g.op("ReduceMax", g.op("Abs", x), g.constant([-1]), keepdims=1)  # [n, 1]
         zero = g.constant(np.array(UINT8_MIDDLE, np.uint8))
-        step = self.number(1 / INT8_MAX)
+        step = g.number(1 / INT8_MAX)
         rows = g.op("QuantizeLinear", g.op("Div", x, peak), step, zero)  # uint8 [n, in]
         product = g.op(
             "MatMulIntegerToFloat",
@@ -86,14 +111,27 @@ class OnnxRuntimeOps:
             accuracy_level=4,  # int8 activations: several times faster than float on a CPU
         )
 
-    def embed(self, tokens: str, table: str, *, half: bool) -> str:
-        """Rows of the token table, float32 [n, H]."""
-        rows = self.graph.op("Gather", table, tokens)
+    def embed(self, tokens: str, table: Float32Array) -> str:
+        """Rows of the token table, float32 [n, H]; kept in float16 unless everything is float32."""
+        half = self.quant != "fp32"
+        stored = self.graph.weight("embedding", table.astype(np.float16) if half else table)
+        rows = self.graph.op("Gather", stored, tokens)
         return self.graph.op("Cast", rows, to=TensorProto.FLOAT) if half else rows
 
-    def number(self, value: float) -> str:
-        """A float32 scalar."""
-        return self.graph.constant(np.array(value, np.float32))
+    def gain(self, name: str, values: Float32Array) -> str:
+        return self.graph.weight(name, values)
+
+    def select(self, x: str, rows: str) -> str:
+        return self.graph.op("Gather", x, rows)
+
+    def attention_inputs(self) -> AttentionInputs:
+        return attention_inputs(self.graph, self.shape)
+
+    def attention(self, qkv: str, layer: int, shared: AttentionInputs, gains: tuple[str, str] | None) -> str:
+        heads = (
+            None if gains is None else (partial(self.norm, gain=gains[0]), partial(self.norm, gain=gains[1]))
+        )
+        return attention(self.graph, self.shape, qkv, layer, shared, heads)
 
     def norm(self, x: str, gain: str) -> str:
         return self.graph.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=self.shape.norm_eps)

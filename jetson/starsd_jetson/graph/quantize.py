@@ -85,6 +85,39 @@ def int4_part(weight: Float32Array) -> Int4Blocks:
     return Int4Blocks(pack_nibbles(values), scales, pack_nibbles(zeros.astype(np.uint8)))
 
 
+@dataclass(frozen=True, slots=True)
+class Int4Symmetric:
+    """weight.T ~ values * scales, blocks along the inputs.
+
+    values uint8 [in * out / 2]: signed nibbles of [in, out], low nibble first
+    scales float32 [in / block, out]
+    """
+
+    values: NDArray[np.uint8]
+    scales: Float32Array
+    block: int
+
+
+def int4_symmetric(weight: Float32Array, block: int) -> Int4Symmetric:
+    """Signed int4 without zero points, as TensorRT's importer wants it; `out` is even."""
+    rows, columns = weight.shape
+    values = np.empty((columns, rows), np.int8)
+    scales = np.empty((columns // block, rows), np.float32)
+    for part in row_chunks(weight):
+        blocks = weight[part].reshape(-1, columns // block, block)
+        factor = signed_scales(blocks)
+        scales[:, part] = factor.T
+        rounded = np.clip(np.rint(blocks / factor[..., None]), -8, 7)
+        values[:, part] = rounded.reshape(-1, columns).T
+    return Int4Symmetric(pack_nibbles((values & 0xF).view(np.uint8)).reshape(-1), scales, block)
+
+
+def signed_scales(blocks: Float32Array) -> Float32Array:
+    """The magnitude that reaches furthest maps to -8, the one value more that two's complement has."""
+    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[..., None], axis=2)[..., 0]
+    return np.asarray(np.where(peak != 0, peak / -8, 1.0), np.float32)
+
+
 def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if values.shape[-1] % 2:
         padding: list[Any] = [(0, 0)] * (values.ndim - 1) + [(0, 1)]

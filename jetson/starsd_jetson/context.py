@@ -1,0 +1,93 @@
+"""What every target runtime does alike: check, chunk the prompt, count the rows of its cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starsd_edge.decoding.roles import TargetOutput, TargetSpec
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.errors import UsageError
+from starsd_edge.types import BoolArray, TokenArray
+
+__all__ = ["MAX_TREE_SIZE", "ContextTarget", "RowCache"]
+
+MAX_TREE_SIZE = 64  # nodes; larger trees pay nowhere that we know (facts: 60 on an accelerator)
+
+
+class RowCache(Protocol):
+    """Keys and values of one context: `length` committed rows, and those of the last pass behind them."""
+
+    length: int
+
+    def reserve(self, rows: int) -> bool: ...
+    def keep(self, path: list[int]) -> None: ...
+    def truncate(self, length: int) -> None: ...
+
+
+class ContextTarget(ABC):
+    """A roles.Target; a runtime adds `run` and may lower `max_tree_size`."""
+
+    prefill_chunk: ClassVar[int] = 128  # rows a pass: bound by arithmetic, yet few enough to stay in cache
+
+    def __init__(self, spec: TargetSpec, cache: RowCache) -> None:
+        self.spec = spec
+        self.rows = cache
+        self.pending = 0  # rows of the last forward, waiting for keep
+
+    @abstractmethod
+    def run(
+        self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]
+    ) -> TargetOutput:
+        """One pass over n rows behind the committed ones; mask bool [n, n], logits of `logit_rows` only. The
+        arrays returned are the caller's."""
+
+    @property
+    def kv_len(self) -> int:
+        return self.rows.length
+
+    def forward(self, tree: DraftTree) -> TargetOutput:
+        size, start = len(tree), self.rows.length
+        if tree.base_len - 1 != start:
+            raise UsageError(
+                f"the tree continues {tree.base_len} tokens, the cache holds {start} and the root"
+            )
+        if size > MAX_TREE_SIZE or start + size > self.spec.max_len:
+            raise UsageError(f"{size} nodes are more than the {self.max_tree_size()} that fit here")
+        out = self.run(tree.tokens, tree.positions, tree.mask, np.arange(size))
+        self.pending = size
+        return out
+
+    def prefill(self, tokens: TokenArray) -> TargetOutput:
+        start = self.rows.length
+        if len(tokens) == 0 or start + len(tokens) > self.spec.max_len:
+            raise UsageError(f"{len(tokens)} tokens do not fit: {start} of {self.spec.max_len} are taken")
+        self.rows.reserve(start + len(tokens))
+        features = []
+        for begin in range(0, len(tokens), self.prefill_chunk):
+            chunk = tokens[begin : begin + self.prefill_chunk]
+            count, first = len(chunk), start + begin
+            positions = np.arange(first, first + count)
+            out = self.run(chunk, positions, np.tri(count, dtype=np.bool_), np.array([count - 1]))
+            features.append(out.features)
+            self.rows.length += count
+        self.pending = 0
+        return TargetOutput(out.logits, np.concatenate(features))
+
+    def keep(self, path: list[int]) -> None:
+        if not path or path[0] != 0 or path[-1] >= self.pending:
+            raise UsageError(
+                f"path {path} is not one of the last forward's {self.pending} nodes from its root"
+            )
+        self.rows.keep(path)
+        self.pending = 0
+
+    def truncate(self, kv_len: int) -> None:
+        self.rows.truncate(kv_len)
+        self.pending = 0
+
+    def max_tree_size(self) -> int:
+        return min(MAX_TREE_SIZE, self.spec.max_len - self.rows.length)

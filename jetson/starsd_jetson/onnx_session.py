@@ -1,0 +1,71 @@
+"""Opening ONNX Runtime sessions: which package, which options."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from starsd_edge.errors import BundleError, MissingDependencyError
+
+__all__ = ["LOAD_TEST_TOKENS", "import_onnxruntime", "open_session", "share"]
+
+LOAD_TEST_TOKENS = 3  # of the self-test at every load; 'starsd bundle verify' runs all of it
+
+
+def share(array: NDArray[Any]) -> Any:
+    """The array as ONNX Runtime's value, over the same memory."""
+    import onnxruntime
+
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def open_session(graph: Path, threads: int | None) -> Any:
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    # A masked key's weight is exp(-inf), which the vector kernel gives as the smallest denormal: zero is
+    # meant, and arithmetic with denormals is a hundred times slower.
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    try:
+        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no public base class
+        raise BundleError(
+            f"{graph}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0]
+
+
+def import_onnxruntime() -> Any:
+    """Raises MissingDependencyError when it is missing, or installed twice: both wheels unpack into one
+    folder.
+    """
+    installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if is_installed(name)]
+    if len(installed) > 1:
+        raise MissingDependencyError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; "
+            "uninstall both, then install one: pip install 'starsd-edge[onnx]' or 'starsd-edge[gpu]'"
+        )
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"onnxruntime does not load ({first_line(error)}); pip install 'starsd-edge[onnx]'"
+        ) from error
+    return onnxruntime
+
+
+def is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

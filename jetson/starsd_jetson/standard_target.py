@@ -1,0 +1,99 @@
+"""The tensorrt flavour on ONNX Runtime: where TensorRT is not installed, and to try a bundle out at export.
+
+Past rows are views of the front of preallocated buffers, and the graph writes new rows behind them: nothing
+is copied but the rows of a kept path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starsd_edge.bundle import Bundle
+from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
+from starsd_edge.errors import BundleError
+from starsd_edge.types import BoolArray, TokenArray
+from starsd_jetson.calibrate import measure_invariance
+from starsd_jetson.context import ContextTarget
+from starsd_jetson.onnx_session import LOAD_TEST_TOKENS, open_session, share
+from starsd_jetson.self_test import run_self_test
+
+__all__ = ["FrontCache", "StandardTarget"]
+
+
+class FrontCache:
+    """Keys and values [max_len, n_kv, dim] of every layer; the first `length` rows are committed."""
+
+    def __init__(self, num_layers: int, max_len: int, num_kv_heads: int, head_dim: int, dtype: Any) -> None:
+        names = [f"{kind}.{layer}" for layer in range(num_layers) for kind in "kv"]
+        # Pages that no row was written to take no memory.
+        self.buffers = {name: np.zeros((max_len, num_kv_heads, head_dim), dtype) for name in names}
+        self.length = 0
+
+    def reserve(self, rows: int) -> bool:
+        return False  # all of it is there
+
+    def keep(self, path: list[int]) -> None:
+        source = [self.length + node for node in path]
+        if source != list(range(self.length, self.length + len(path))):
+            for buffer in self.buffers.values():
+                buffer[self.length : self.length + len(path)] = buffer[source]
+        self.length += len(path)
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+
+class StandardTarget(ContextTarget):
+    """A roles.Target over one context of one bundle of flavour tensorrt."""
+
+    def __init__(self, bundle: Bundle, session: Any) -> None:
+        manifest, shapes = bundle.manifest, bundle.manifest.shapes
+        self.bundle = bundle
+        self.session = session
+        self.dtype: Any = np.float32 if manifest.quantisation == "fp32" else np.float16
+        self.cache = FrontCache(
+            shapes.num_layers, manifest.max_len, shapes.num_kv_heads, shapes.head_dim, self.dtype
+        )
+        spec = TargetSpec(shapes.vocab_size, shapes.feature_size, manifest.max_len, Invariance(bitwise=False))
+        super().__init__(spec, self.cache)
+        self.spec = replace(self.spec, invariance=measure_invariance(self))
+
+    @classmethod
+    def load(cls, bundle: Bundle, threads: int | None = None) -> StandardTarget:
+        """Raises BundleError for a bundle of another flavour, or one that fails its self-test."""
+        if bundle.manifest.flavour != "tensorrt":
+            raise BundleError(f"{bundle.path}: made for {bundle.manifest.flavour}, not for tensorrt")
+        target = cls(bundle, open_session(bundle.graph_path, threads))
+        run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
+        return target
+
+    def run(
+        self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]
+    ) -> TargetOutput:
+        start, rows = self.cache.length, len(tokens)
+        shapes = self.bundle.manifest.shapes
+        lowest = np.finfo(self.dtype).min  # not -inf: TensorRT's float16 softmax makes NaN of it
+        inputs = {
+            "tokens": tokens.astype(np.int32),
+            "positions": positions.astype(np.int32),
+            "mask": np.where(mask, 0, lowest).astype(self.dtype),
+            "logit_rows": logit_rows.astype(np.int32),
+        }
+        outputs = {
+            "logits": np.empty((len(logit_rows), shapes.vocab_size), np.float32),
+            "features": np.empty((rows, shapes.feature_size), self.dtype),
+        }
+        for name, buffer in self.cache.buffers.items():
+            inputs[name] = buffer[:start]
+            outputs[f"{name}.new"] = buffer[start : start + rows]
+        binding = self.session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, share(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, share(array))
+        self.session.run_with_iobinding(binding)
+        return TargetOutput(outputs["logits"], outputs["features"])
