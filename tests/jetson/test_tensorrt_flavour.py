@@ -94,33 +94,3 @@ def test_int4_takes_the_largest_block_that_divides() -> None:
     assert [int4_block(inputs) for inputs in (4096, 576, 96)] == [128, 64, 32]
     with pytest.raises(ValueError, match="multiple of 32"):
         int4_block(100)
-
-
-def test_tensorrt_rtx_parses_and_builds_it(tiny: Callable[[str], Any], tmp_path: Path) -> None:
-    """The public wheel of TensorRT for RTX builds engines without a GPU; on other machines this is
-    skipped.
-    """
-    trt = pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
-    load(tiny("llama grouped"), tmp_path / "bundle", "fp16")
-    logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    parsed = parser.parse_from_file(str(tmp_path / "bundle" / "model.onnx"))
-    assert parsed, [str(parser.get_error(index)) for index in range(parser.num_errors)]
-    profile, config = builder.create_optimization_profile(), builder.create_builder_config()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        sizes = [tuple(tensor.shape)] * 3
-        bounds = {"past": (0, 100, 512), "n": (1, 8, 64), "m": (1, 8, 64)}
-        if tensor.name in ("tokens", "positions", "logit_rows"):
-            sizes = [(bound,) for bound in bounds["n"]]
-        elif tensor.name == "mask":
-            sizes = [(bound, bound) for bound in bounds["n"]]
-        else:
-            sizes = [(bound, *tuple(tensor.shape)[1:]) for bound in bounds["past"]]
-        profile.set_shape(tensor.name, *sizes)
-    config.add_optimization_profile(profile)
-    plan = builder.build_serialized_network(network, config)
-    assert plan is not None
-    assert plan.nbytes > 1000

@@ -1,0 +1,158 @@
+"""Build a TensorRT engine on the device that will run it. No engine can be built for another device.
+
+Written for the Python API that TensorRT 8.6, 10 and 11 share; what only some have is looked for. Not yet
+run on a board: `tensorrt-rtx`, which has the same builder and parser, builds the same graphs in the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from starsd_edge.bundle import Bundle
+from starsd_edge.errors import BundleError, MissingDependencyError, ResourceError
+from starsd_jetson.context import MAX_TREE_SIZE
+from starsd_jetson.trt_plan import explain
+
+__all__ = ["PREFILL_ROWS", "ROW_BOUNDS", "build_engine", "build_plan", "check_room", "import_tensorrt"]
+
+PREFILL_ROWS = 256
+# (fewest, typical, most) rows of the three profiles: a plain step, a tree, a piece of the prompt.
+ROW_BOUNDS = ((1, 1, 1), (2, 8, MAX_TREE_SIZE), (2, PREFILL_ROWS, PREFILL_ROWS))
+TYPICAL_PAST = 512
+DISK_FACTOR = 2.5  # of the weights: graph, engine, timing cache, temporaries
+MEMORY_FACTOR = 3.0  # of the weights, while building
+PER_ROW_INPUTS = ("tokens", "positions")
+
+
+def build_engine(trt: Any, bundle: Bundle, out: Path) -> None:
+    """Build the bundle's engine and put it at `out` when it is complete.
+
+    Raises ResourceError when memory or disk can't do, BundleError with TensorRT's reason when it refuses.
+    """
+    check_room(bundle, out.parent)
+    plan = build_plan(trt, bundle)
+    part = out.with_suffix(f".part-{os.getpid()}")
+    try:
+        with part.open("wb") as file:
+            file.write(plan)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(out)
+    except OSError as error:
+        raise ResourceError(f"{out.parent}: cannot write the engine ({error.strerror})") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+
+
+def build_plan(trt: Any, bundle: Bundle) -> Any:
+    """The serialized engine, in memory."""
+    logger = collecting_logger(trt)
+    builder = trt.Builder(logger)
+    network = builder.create_network(network_flags(trt))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(bundle.graph_path)):
+        errors = "\n".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+        raise BundleError(f"{bundle.path}: TensorRT {trt.__version__} refuses the graph: {explain(errors)}")
+    config = builder.create_builder_config()
+    for bounds in ROW_BOUNDS:
+        config.add_optimization_profile(profile(builder, network, bounds, bundle.manifest.max_len))
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise BundleError(f"{bundle.path}: TensorRT cannot build it: {explain(logger.text())}")
+    return plan
+
+
+def profile(builder: Any, network: Any, rows: tuple[int, int, int], max_len: int) -> Any:
+    """Bounds of every input for passes of `rows` rows over any past, none included."""
+    made = builder.create_optimization_profile()
+    most_past = max_len - rows[0]
+    past = (0, min(TYPICAL_PAST, most_past), most_past)
+    # A prompt's piece asks for one row of logits, a tree for all of its rows.
+    asked = (1, rows[1], rows[2]) if rows[2] <= MAX_TREE_SIZE else (1, 1, 1)
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        sizes: list[tuple[int, ...]]
+        if tensor.name in PER_ROW_INPUTS:
+            sizes = [(count,) for count in rows]
+        elif tensor.name == "logit_rows":
+            sizes = [(count,) for count in asked]
+        elif tensor.name == "mask":
+            sizes = [(count, count) for count in rows]
+        else:
+            sizes = [(count, *tuple(tensor.shape)[1:]) for count in past]
+        made.set_shape(tensor.name, *sizes)
+    return made
+
+
+def network_flags(trt: Any) -> int:
+    """Strongly typed where it exists (10, always on in 11); 8.x needs an explicit batch and has no such
+    type.
+    """
+    flags = 0
+    for name in ("STRONGLY_TYPED", "EXPLICIT_BATCH"):
+        flag = getattr(trt.NetworkDefinitionCreationFlag, name, None)
+        if flag is not None:
+            flags |= 1 << int(flag)
+            if name == "STRONGLY_TYPED":
+                break
+    return flags
+
+
+def collecting_logger(trt: Any) -> Any:
+    """TensorRT explains failures only in its log: keep the errors."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]  # the base class is not typed
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self.lines.append(message)
+
+        def text(self) -> str:
+            return "\n".join(self.lines)
+
+    return Logger()
+
+
+def check_room(bundle: Bundle, folder: Path) -> None:
+    """Refuse a build that would end in a full disk or the kernel's out-of-memory killer."""
+    weights = sum(entry.num_bytes for entry in bundle.manifest.files.values())
+    free = shutil.disk_usage(folder).free
+    if free < DISK_FACTOR * weights:
+        needed = int(DISK_FACTOR * weights) >> 20
+        raise ResourceError(f"{folder}: building needs {needed} MiB of disk, {free >> 20} MiB are free")
+    memory = available_memory()
+    if memory < MEMORY_FACTOR * weights:
+        needed = int(MEMORY_FACTOR * weights) >> 20
+        raise ResourceError(
+            f"building needs {needed} MiB of memory and swap, {memory >> 20} MiB are free; "
+            "add swap, stop programs, or copy an engine from an identical board"
+        )
+
+
+def available_memory() -> int:
+    """MemAvailable and SwapFree, in bytes."""
+    fields = {}
+    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        name, value = line.split(":")
+        fields[name] = int(value.split()[0]) * 1024
+    return fields.get("MemAvailable", 0) + fields.get("SwapFree", 0)
+
+
+def import_tensorrt() -> Any:
+    """Raises MissingDependencyError; on a Jetson the package comes with the system, not from pip."""
+    try:
+        import tensorrt
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"TensorRT does not load ({error}); on a Jetson: apt install python3-libnvinfer, and make the "
+            "environment with --system-site-packages"
+        ) from error
+    return tensorrt

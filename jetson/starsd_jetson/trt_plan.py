@@ -1,0 +1,88 @@
+"""What is known of a TensorRT engine without TensorRT: whose it is, under which key it is kept, why it
+failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from starsd_edge.errors import BundleError
+
+__all__ = ["EngineKey", "PlanHeader", "explain", "read_header"]
+
+PLAN_MAGIC = b"ftrt"
+RTX_MAGIC = b"vtrt"
+HEADER_BYTES = 28  # magic, zero, and at 24 the version (NVIDIA/TensorRT samples/common/sampleEngines.cpp)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanHeader:
+    """Version of the TensorRT that built a plan, as major.minor.patch.build."""
+
+    version: str
+
+
+def read_header(data: bytes) -> PlanHeader:
+    """Raises BundleError when these are not the first bytes of a TensorRT plan (>= 8.6)."""
+    if data[:4] == RTX_MAGIC:
+        raise BundleError(
+            "the engine was built by TensorRT for RTX, which TensorRT cannot load; build it here"
+        )
+    if len(data) < HEADER_BYTES or data[:4] != PLAN_MAGIC or data[4:8] != bytes(4):
+        raise BundleError("the file is no TensorRT engine, or of a version before 8.6; build it again")
+    return PlanHeader(".".join(str(part) for part in data[24:28]))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """An engine fits exactly what it was built for: graph, module, system release, TensorRT, row limits."""
+
+    graph_sha256: str
+    data_sha256: str
+    module: str
+    release: str
+    tensorrt: str
+    max_len: int
+
+    def file_name(self) -> str:
+        parts = (
+            self.graph_sha256,
+            self.data_sha256,
+            self.module,
+            self.release,
+            self.tensorrt,
+            str(self.max_len),
+        )
+        return f"{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}.engine"
+
+
+# Messages of TensorRT, CUDA and the kernel, and what they mean (facts/jetson-tensorrt.md 6).
+FAILURES: tuple[tuple[str, str], ...] = (
+    (r"Version tag does not match|not compatible with this version of TensorRT|kSERIALIZATION_VERSION",
+     "the engine was built by another TensorRT; delete it, it is built again at the next start"),
+    (r"kEXPECTED_MAGIC_TAG|incompatible serialization version",
+     "the file is no engine of this TensorRT; delete it, it is built again at the next start"),
+    (r"incompatible device|expecting compute",
+     "the engine was built on another kind of GPU; engines cannot be copied between models of board"),
+    (r"OutOfMemory|could not be allocated|NvMapMemAlloc|out of memory|error 12\b",
+     "not enough GPU memory; stop other programs, add swap for the build, or use int4"),
+    (r"NvRmMemInitNvmap failed with Permission denied|no CUDA-capable device|cuInit\(0\)=999",
+     "no access to the GPU; add the user to the groups video and render, then log in again"),
+    (r"driver version is insufficient|cudaError 35",
+     "no NVIDIA driver is loaded, or it is older than this CUDA"),
+    (r"No space left on device|Errno 28",
+     "the disk is full; an engine needs 2.5 times the size of the weights"),
+    (r"no optimization profile", "the graph and its profiles do not fit: this is a bug, please report it"),
+    (r"symmetric quantization", "this TensorRT takes symmetric int4 only; export the bundle again"),
+)  # fmt: skip
+
+
+def explain(log: str) -> str:
+    """One clear line for TensorRT's error log; its own last line when it is none we know."""
+    for pattern, meaning in FAILURES:
+        if re.search(pattern, log):
+            return meaning
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else "TensorRT gave no reason"
