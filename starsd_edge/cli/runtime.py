@@ -38,7 +38,11 @@ __all__ = [
 EMBEDDED = "embedded"
 EMBEDDED_QUANT = "int8"  # the fastest on a CPU, and bitwise the same with and without drafting
 PROGRESS_PERCENT = 20  # of an export between two lines of progress
-DEFAULT_TEMPLATE = "chatml"  # for a model whose files carry no chat template
+# What stands in for the template of a base model: it continues text and knows no turns.
+NO_CHAT = (
+    "{{ raise_exception('it was exported as a base model without one; continue text with "
+    "/v1/completions of `starsd serve`, or export it with --chat-template') }}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ def prompt_writer(bundle: Bundle) -> PromptWriter:
         raise BundleError(f"{bundle.tokenizer_path} cannot be read: {error}") from error
     bos = tokenizer.token_text(manifest.bos_token) if manifest.bos_token >= 0 else ""
     eos = tokenizer.token_text(manifest.stop_tokens[0]) if manifest.stop_tokens else ""
-    template = ChatTemplate(manifest.chat_template or DEFAULT_TEMPLATE, bos, eos)
+    template = ChatTemplate(manifest.chat_template or NO_CHAT, bos, eos)
     return PromptWriter(tokenizer, template, bos if manifest.add_bos else "")
 
 

@@ -44,7 +44,7 @@ def make_bundle(folder: Path) -> Path:
     )
     (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     save_file(_weights(vocab_size), str(source / "model.safetensors"))
-    export(source, bundle, ExportSettings(quant="fp32"))
+    export(source, bundle, ExportSettings(quant="fp32", chat_template="chatml"))
     return bundle
 
 

@@ -18,7 +18,7 @@ import pyte
 
 __all__ = ["Terminal"]
 
-PATIENCE_S = 40.0  # before a test says that something never came; only a failing test waits that long
+PATIENCE_S = 120.0  # before a test says that something never came; only a failing test waits that long
 
 
 class Terminal:

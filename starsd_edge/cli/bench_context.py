@@ -1,0 +1,156 @@
+"""`starsd bench context`: what a turn's first token costs as a conversation grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+import msgspec
+import numpy as np
+
+from starsd_edge.chat.answer import AnswerEnd, AnswerPiece, Figures
+from starsd_edge.chat.conversation import Conversation
+from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.cli.model_options import model_options
+from starsd_edge.cli.runtime import ModelChoice, open_bundle, open_speaker
+
+__all__ = ["ContextReport", "Turn", "command", "measure"]
+
+# Questions of different length, so that the new tokens of turns differ.
+QUESTIONS = (
+    "Tell me about foxes.",
+    "What do they eat, and how do they find it in winter when the ground is frozen and everything is white?",
+    "And where do they sleep?",
+    "Compare them with wolves: size, packs, prey, the sounds they make, how they raise their young, and what "
+    "people have told each other about both of them for hundreds of years. Keep it short.",
+    "Why?",
+    "Write down three questions that a curious child might ask after hearing all this.",
+)
+
+
+class Turn(msgspec.Struct):
+    """One turn. `again_ms` is what its prompt takes from an empty cache, without reuse."""
+
+    prompt_tokens: int
+    new_tokens: int
+    first_token_ms: float
+    first_token_cpu_ms: float
+    again_ms: float
+    again_cpu_ms: float
+
+
+class ContextReport(msgspec.Struct):
+    """`ms_per_new_token` and `fixed_ms`: the line through (new tokens, CPU time to the first token)."""
+
+    model: str
+    turns: list[Turn]
+    ms_per_new_token: float
+    fixed_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Time to a first token: wall clock, and CPU time of this process, which others do not disturb."""
+
+    figures: Figures
+    wall_s: float
+    cpu_s: float
+
+
+@click.command("context")
+@model_options
+@click.option("--turns", default=len(QUESTIONS), show_default=True, type=click.IntRange(2, 64))
+@click.option("--answer-tokens", default=24, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+def command(
+    bundle: str | None,
+    quant: str | None,
+    threads: int | None,
+    context: int | None,
+    service: str | None,
+    keys: str | None,
+    turns: int,
+    answer_tokens: int,
+    as_json: bool,
+) -> None:
+    """Time to the first token, turn by turn: it should grow with what is new, not with what was said.
+
+    Decodes plainly; --service and --keys have no part in it.
+    """
+
+    def report(line: str) -> None:
+        click.echo(line, err=True)
+
+    choice = ModelChoice(bundle or "embedded", quant, threads, context)
+    opened = open_bundle(choice, report)
+
+    def fresh() -> Conversation:
+        speaker = open_speaker(opened, choice, None, report=report)
+        return Conversation(speaker, ChatSettings(max_tokens=answer_tokens))
+
+    result = measure(fresh, turns)
+    if as_json:
+        click.echo(msgspec.json.encode(result))
+        return
+    click.echo(f"{result.model}: time to the first token of a turn (CPU time in brackets)")
+    click.echo(" turn  prompt   new        reused cache           empty cache")
+    for number, turn in enumerate(result.turns, 1):
+        click.echo(
+            f"{number:>5} {turn.prompt_tokens:>7} {turn.new_tokens:>5}"
+            f" {turn.first_token_ms:>9.0f} ms ({turn.first_token_cpu_ms:>6.0f})"
+            f" {turn.again_ms:>9.0f} ms ({turn.again_cpu_ms:>6.0f})"
+        )
+    click.echo(f"{result.ms_per_new_token:.2f} ms of CPU a new token, and {result.fixed_ms:.0f} ms a turn")
+
+
+def measure(fresh: Callable[[], Conversation], turns: int) -> ContextReport:
+    """Talk for so many turns; after each, run its prompt once more from an empty cache.
+
+    fresh   a conversation whose backend has nothing in its cache
+    """
+    conversation, other = fresh(), fresh()
+    measured = []
+    for number in range(turns):
+        first = _ask(conversation, QUESTIONS[number % len(QUESTIONS)])
+        # The same messages, answered by a backend that is made to forget them in between.
+        _forget(other)
+        other.messages = conversation.messages[:-2]
+        again = _ask(other, conversation.messages[-2].content)
+        measured.append(
+            Turn(
+                prompt_tokens=first.figures.prompt_tokens,
+                new_tokens=first.figures.prompt_tokens - first.figures.cached_tokens,
+                first_token_ms=first.wall_s * 1e3,
+                first_token_cpu_ms=first.cpu_s * 1e3,
+                again_ms=again.wall_s * 1e3,
+                again_cpu_ms=again.cpu_s * 1e3,
+            )
+        )
+    new = np.array([turn.new_tokens for turn in measured], np.float64)
+    cpu = np.array([turn.first_token_cpu_ms for turn in measured], np.float64)
+    slope, fixed = np.polyfit(new, cpu, 1)
+    model = conversation.backend.model
+    for used in (conversation, other):
+        used.backend.close()
+    return ContextReport(model, measured, float(slope), float(fixed))
+
+
+def _ask(conversation: Conversation, question: str) -> FirstToken:
+    """The whole answer is taken, so that the conversation can go on; timed up to its first token."""
+    started_cpu_s = time.process_time()
+    cpu_s: float | None = None
+    for event in conversation.ask(question):
+        if cpu_s is None and isinstance(event, (AnswerPiece, AnswerEnd)):
+            cpu_s = time.process_time() - started_cpu_s
+        if isinstance(event, AnswerEnd):
+            figures = event.figures
+    return FirstToken(figures, figures.first_token_s, cpu_s or 0.0)
+
+
+def _forget(conversation: Conversation) -> None:
+    """Overwrite the cache with something that shares nothing with the next prompt."""
+    conversation.messages = []
+    for _ in conversation.ask("x"):
+        pass
