@@ -44,6 +44,7 @@ __all__ = ["command"]
 @click.option("--unroll", default=3, show_default=True, help="Draft steps the head is trained for.")
 @click.option("--draft-vocab", default=8192, show_default=True, help="Tokens the head can propose.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same texts and same head.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--threads", type=int, help="CPU threads.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print the acceptance reached as JSON.")
 def command(
@@ -59,6 +60,7 @@ def command(
     unroll: int,
     draft_vocab: int,
     seed: int,
+    device: str,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -70,15 +72,25 @@ def command(
     import torch
 
     from starsd_edge.bundle import Bundle
+    from starsd_edge.errors import UsageError
     from starsd_server.train.loop import Settings
     from starsd_server.train.run import Listener, Plan, collect_texts, train_head
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("no CUDA GPU can be used here; train with --device cpu")
     if threads:
         torch.set_num_threads(threads)
     work = work or out.with_name(out.name + ".work")
     opened = Bundle.open(bundle)
     settings = Settings(rows=rows, steps=steps, unroll=unroll, cooldown=max(1, steps // 4), seed=seed)
-    plan = Plan(chat_tokens=tokens, texts=texts, chats=chats, draft_vocab_size=draft_vocab, settings=settings)
+    plan = Plan(
+        chat_tokens=tokens,
+        texts=texts,
+        chats=chats,
+        draft_vocab_size=draft_vocab,
+        device=device,
+        settings=settings,
+    )
     teller = _Teller(tokens, steps)
     # The runtime belongs to another product of the same installation, hence by name.
     runtime = importlib.import_module("starsd_jetson.onnx_target").OnnxTarget

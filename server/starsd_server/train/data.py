@@ -63,6 +63,10 @@ class Batch:
     teacher: Tensor
     valid: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        parts = (self.tokens, self.features, self.teacher, self.valid)
+        return Batch(*(part.to(device, non_blocking=True) for part in parts))
+
 
 def draft_vocabulary(corpus: Corpus, sequences: NDArray[np.int64], vocab_size: int, size: int) -> Tensor:
     """The `size` tokens the target writes most often, as ascending int64 ids; ties go to the lower id."""

@@ -48,9 +48,14 @@ class Acceptance:
 
 @torch.inference_mode()
 def acceptance(
-    head: EagleHead, corpus: Corpus, sequences: NDArray[np.int64], shapes: Sequence[TreeShape]
+    head: EagleHead,
+    corpus: Corpus,
+    sequences: NDArray[np.int64],
+    shapes: Sequence[TreeShape],
+    dtype: torch.dtype = torch.float32,
 ) -> list[Acceptance]:
-    """Acceptance of each shape over the responses of `sequences`; equal depths and widths share work."""
+    """Acceptance of each shape over the responses of `sequences`; equal depths and widths share work.
+    Matrix products run in `dtype`."""
     ordered = sequences[np.argsort(corpus.lengths[sequences], kind="stable")]
     accepted: dict[TreeShape, list[int]] = {shape: [] for shape in shapes}
     begin = 0
@@ -60,7 +65,10 @@ def acceptance(
         begin += count
         for depth, width in sorted({(shape.depth, shape.width) for shape in shapes}):
             alike = [shape for shape in shapes if (shape.depth, shape.width) == (depth, width)]
-            for shape, lengths in zip(alike, _walks(head, corpus, group, alike), strict=True):
+            device = head.embedding.device.type
+            with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
+                walks = _walks(head, corpus, group, alike)
+            for shape, lengths in zip(alike, walks, strict=True):
                 accepted[shape] += lengths
     return [_summary(shape, np.array(accepted[shape])) for shape in shapes]
 
@@ -75,7 +83,8 @@ def _walks(
     head: EagleHead, corpus: Corpus, group: NDArray[np.int64], shapes: list[TreeShape]
 ) -> list[list[int]]:
     """Per shape, the accepted tokens of each round of each sequence's walk."""
-    batch = gather(corpus, group, int(corpus.lengths[group].max()) - 1)
+    width = int(corpus.lengths[group].max()) - 1
+    batch = gather(corpus, group, width).to(head.embedding.device)
     # Row t drafts what follows the token at t + 1; the first root is the response's first token.
     first = np.maximum(0, corpus.starts[group] - 1)
     right = _levels_right(head, batch.tokens, batch.features, shapes, int(first.min()))
@@ -96,10 +105,9 @@ def _levels_right(
     """Per shape, int [B, T - first]: levels of the tree on row t >= first that hold the true continuation."""
     depth, width = shapes[0].depth, shapes[0].width
     rows = _Rows(first)
-    hidden = head.forward(tokens, head.project(features), torch.arange(tokens.shape[1]), rows.extend)[
-        :, first:
-    ]
-    positions = torch.arange(first, tokens.shape[1])[:, None].expand(-1, width)
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    hidden = head.forward(tokens, head.project(features), positions, rows.extend)[:, first:]
+    positions = positions[first:, None].expand(-1, width)
     truth = [torch.roll(tokens, -level, 1)[:, first:] for level in range(1, depth + 1)]
 
     scores, ids = _best_children(head, hidden, width)  # [B, R, w]
@@ -156,7 +164,7 @@ class _Rows:
 
     def extend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._keys, self._values = k, v
-        self._causal = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).tril()
+        self._causal = q.new_ones(q.shape[1], q.shape[1], dtype=torch.bool).tril()
         return attention(q, k, v, self._causal)
 
     def branch(self, parent: Tensor) -> None:

@@ -105,7 +105,7 @@ class Trainer:
         began, rows = time.monotonic(), 0
         stream = self._stream()
         while self.step < min(until_step, self.settings.steps):
-            batch = next(stream)
+            batch = next(stream).to(self.head.embedding.device)
             reporting = (self.step + 1) % report_every == 0
             loss = self._update(batch, reporting)
             rows += batch.tokens.numel()
@@ -160,7 +160,7 @@ class Trainer:
         os.replace(partial, path)
 
     def resume(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self.head.embedding.device)
         place = state["place"]
         self.step, self.epoch, self.batch = place["step"], place["epoch"], place["batch"]
         with torch.no_grad():

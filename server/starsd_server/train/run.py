@@ -51,6 +51,7 @@ class Plan:
     texts             files of plain text that it reads besides
     chats             files of chats it wrote before (`texts.chats_of`), read likewise
     intermediate_size of the head's MLP; 0 takes the target's
+    device            where the head is trained: "cpu" or "cuda" (not tried on a GPU so far)
     eval_every        updates between two points of the acceptance curve; checkpoints are written there
     """
 
@@ -61,6 +62,7 @@ class Plan:
     draft_vocab_size: int = 8192
     intermediate_size: int = 0
     eval_every: int = 250
+    device: str = "cpu"
     settings: Settings = dataclasses.field(default_factory=Settings)
 
 
@@ -134,21 +136,19 @@ def train_head(
     head = new_head(config, embedding, lm_head, vocabulary, scale, plan.settings.seed)
     head.embedding = head.embedding.to(plan.settings.dtype)
 
-    trainer = Trainer(head, corpus, taught, plan.settings)
+    trainer = Trainer(head.to(plan.device), corpus, taught, plan.settings)
     checkpoint = work / "state.pt"
     if checkpoint.exists():
         trainer.resume(checkpoint)
-    result = _finished(trainer, embedding, scale)
-    reached = acceptance(result, corpus, held, EVALUATED)
     while trainer.step < plan.settings.steps:
         trainer.run((trainer.step // plan.eval_every + 1) * plan.eval_every, listener.progress)
         trainer.save(checkpoint)
-        result = _finished(trainer, embedding, scale)
-        reached = acceptance(result, corpus, held, EVALUATED)
-        listener.curve(trainer.step, reached)
+        so_far = _finished(trainer, embedding, scale)
+        listener.curve(trainer.step, acceptance(so_far, corpus, held, EVALUATED, plan.settings.dtype))
+    result = _finished(trainer, embedding, scale)
     manifest = HeadManifest(name=name, head=config, identity=head_identity(bundle))
     save_head(result, manifest, out)
-    return TrainedHead(manifest, reached)
+    return TrainedHead(manifest, acceptance(result, corpus, held, EVALUATED))
 
 
 def head_config(bundle: Bundle, plan: Plan) -> HeadConfig:
@@ -203,7 +203,7 @@ def split(corpus: Corpus, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def _finished(trainer: Trainer, embedding: Tensor, scale: float) -> EagleHead:
-    return finished_head(trainer.head, trainer.averaged(), embedding, scale)
+    return finished_head(trainer.head, trainer.averaged(), embedding, scale).to(trainer.head.embedding.device)
 
 
 def _prompts(bundle: Bundle, tokenizer: Tokenizer) -> PromptWriter:

@@ -50,12 +50,12 @@ def unroll_loss(
     the smooth L1 distance of guess and teacher feature. Matrix products run in `dtype`."""
     lm_head = head.lm_head.detach().to(dtype)
     # The first rows have no chain of `steps` behind them.
-    counts = batch.valid & (torch.arange(batch.tokens.shape[1]) >= steps - 1)
+    counts = batch.valid & (torch.arange(batch.tokens.shape[1], device=batch.tokens.device) >= steps - 1)
     picked = counts.flatten().nonzero().squeeze(1)
     truth = batch.teacher.flatten(0, 1)[picked]
     wanted = expected_rows(truth, lm_head)
     weights = [decay**step for step in range(steps)]
-    total: Tensor = torch.zeros(())
+    total: Tensor = torch.zeros((), device=batch.tokens.device)
     cross_entropy, agreement = [], []
     for weight, hidden in zip(weights, unroll(head, batch, steps, dtype), strict=True):
         guess = hidden.flatten(0, 1)[picked]
@@ -72,10 +72,11 @@ def unroll(head: EagleHead, batch: Batch, steps: int, dtype: torch.dtype) -> lis
     """The head's output [B, T, H] of every step: row t of step s is the last of a chain of s draft tokens on
     the extended row t - s. Rows t < s have no such chain and mean nothing."""
     width = batch.tokens.shape[1]
-    positions = torch.arange(width)
-    rows = _UnrolledRows(width, dtype)
+    device = batch.tokens.device
+    positions = torch.arange(width, device=device)
+    rows = _UnrolledRows(positions, dtype)
     hidden, outputs = batch.features.to(dtype), []
-    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+    with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
         for step in range(steps):
             if step:
                 hidden = torch.cat([hidden[:, :1].detach(), hidden[:, :-1]], dim=1)
@@ -87,10 +88,10 @@ def unroll(head: EagleHead, batch: Batch, steps: int, dtype: torch.dtype) -> lis
 class _UnrolledRows:
     """Keys and values of all steps so far, and what each step may see of them."""
 
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, positions: Tensor, dtype: torch.dtype) -> None:
         self._keys: list[Tensor] = []  # per step [B, T, kv, D]
         self._values: list[Tensor] = []
-        self._age = torch.arange(width)[:, None] - torch.arange(width)  # [T, T] query row minus key row
+        self._age = positions[:, None] - positions  # [T, T] query row minus key row
         self._dtype = dtype
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class _UnrolledRows:
         stacked = grouped.reshape(batch * kv, groups * width, -1)
         keys = self._keys[0].permute(0, 2, 3, 1).reshape(batch * kv, -1, width)
         values = self._values[0].permute(0, 2, 1, 3).reshape(batch * kv, width, -1)
-        bias = torch.zeros(width, width, dtype=self._dtype).masked_fill(self._age < step, -math.inf)
+        bias = torch.zeros_like(self._age, dtype=self._dtype).masked_fill(self._age < step, -math.inf)
         scores = torch.baddbmm(bias.repeat(groups, 1), stacked, keys).view(batch, kv, groups, width, width)
         parts = [scores]
         own = [
@@ -111,9 +112,7 @@ class _UnrolledRows:
         ]
         for i, (key, _) in enumerate(own, start=1):
             score = (grouped * key.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True)  # [B, kv, g, T, 1]
-            parts.append(
-                score.masked_fill((torch.arange(width) < step - i)[:, None], -math.inf).to(scores.dtype)
-            )
+            parts.append(score.masked_fill(self._age[:, :1] < step - i, -math.inf).to(scores.dtype))
         shares = torch.cat(parts, dim=-1).softmax(dim=-1)
         past = shares[..., :width].reshape(batch * kv, groups * width, width)
         mixed = (past @ values).view(batch, kv, groups, width, -1)
@@ -151,7 +150,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
         ctx: Any, guess: Tensor, lm_head: Tensor, truth: Tensor, report: bool, wanted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward((expected_rows(guess, lm_head) - wanted).to(guess.dtype) / max(1, len(guess)))
-        entropy, agreed = _compare(guess, truth, lm_head) if report else (torch.zeros(()), torch.zeros(()))
+        entropy, agreed = (
+            _compare(guess, truth, lm_head) if report else guess.new_zeros(2, dtype=torch.float32)
+        )
         ctx.mark_non_differentiable(entropy, agreed)
         return entropy.clone(), entropy, agreed
 
@@ -181,7 +182,7 @@ def soft_cross_entropy(
 
 def _compare(guess: Tensor, truth: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy in nats, and the share of rows whose most probable draft token is the same."""
-    entropy, agreed = torch.zeros(()), torch.zeros(())
+    entropy, agreed = guess.new_zeros(2, dtype=torch.float32)
     for begin in range(0, len(guess), LOGIT_CHUNK_ROWS):
         chunk = slice(begin, begin + LOGIT_CHUNK_ROWS)
         own, target = (rows[chunk].to(lm_head.dtype) @ lm_head.T for rows in (guess, truth))
