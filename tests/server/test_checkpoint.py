@@ -268,7 +268,7 @@ def test_the_head_that_ships_is_whole_and_small_enough() -> None:
     assert {"config.json", "head.safetensors", "README.md"} == set(sizes)
     assert sizes["head.safetensors"] <= 16 * 2**20
     assert (manifest.head.draft_vocab_size, manifest.head.vocab_size) == (8192, 49152)
-    with pytest.raises(BundleError, match="name the target once"):  # all that comes before it was read
-        load_head(EMBEDDED_HEAD)
+    with pytest.raises(BundleError, match="not the target of the head"):  # all before that was read
+        load_head(EMBEDDED_HEAD, TARGET)
     tensors = load_file(EMBEDDED_HEAD / "head.safetensors")
     assert all(tensor.isfinite().all() for tensor in tensors.values())

@@ -12,6 +12,7 @@ The third is the target's property and large. Where it is missing, as in the hea
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ def load_head(folder: Path, target: Path | None = None, dtype: torch.dtype = tor
     Args:
         folder: a head in our format.
         target: the target's bundle, GGUF file or Hugging Face folder. Needed when the folder has no
-            `target.safetensors` and the cache has none yet.
+            `target.safetensors` and the cache has none yet; the head that ships finds its own.
 
     Raises:
         BundleError: a file is missing or damaged, tensors are missing, extra or of another shape, or the
@@ -164,6 +165,9 @@ def _target_tensors(
                     f"{file}: holds other tensors than {shapes}; delete it to have it made again"
                 )
             return rows
+    if target is None and folder == EMBEDDED_HEAD:
+        # The embedded model belongs to another product of the same installation, hence by name.
+        target = Path(importlib.import_module("starsd_jetson.embedded").gguf_path())
     if target is None:
         raise BundleError(
             f"{folder}: no {TARGET_NAME}; name the target once (bundle, GGUF file or Hugging Face folder) "
