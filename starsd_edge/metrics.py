@@ -59,6 +59,9 @@ class SessionStats:
     stale      trees that could not be followed any more, dropped
     refused    trees that were no continuation of anything (wrong root, tokens out of the vocabulary), dropped
     settled    plain forwards that settled a decision below the margin guard
+    verify, sample, plain, wait, draft   seconds: a tree's forward, what a round with a tree took beside it
+        (picking, walking, committing, the hand-over), a plain forward, waiting, the age of verified trees
+    sizes      nodes of verified trees, root included
     """
 
     prefills: int = 0
@@ -82,6 +85,8 @@ class SessionStats:
     verify: Histogram = field(default_factory=Histogram)
     plain: Histogram = field(default_factory=Histogram)
     draft: Histogram = field(default_factory=Histogram)
+    sample: Histogram = field(default_factory=Histogram)
+    sizes: Histogram = field(default_factory=Histogram)
 
     def add(self, stats: RoundStats) -> None:
         self.tokens += stats.num_tokens
@@ -101,6 +106,8 @@ class SessionStats:
             self.plain.add(stats.forward_s)
             return
         self.verify.add(stats.forward_s)
+        self.sample.add(max(0.0, stats.total_s - stats.waited_s - stats.forward_s))
+        self.sizes.add(stats.size)
         self.drafted += stats.size - 1
         self.accepted += stats.num_accepted
         for depth in range(min(stats.depth, stats.num_accepted + 1, MAX_DEPTH)):

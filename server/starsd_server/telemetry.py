@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from starsd_edge.latency import Histogram
 from starsd_edge.protocol.messages import ErrorCode
 from starsd_edge.protocol.server_connection import Greeted, RowsArrived, ServiceOffer
@@ -28,6 +30,7 @@ from starsd_edge.protocol.telemetry import (
     SessionState,
     Stage,
     Work,
+    added,
 )
 from starsd_server.ipc import DeviceLink, GatewayState
 from starsd_server.scheduler import EvictReason, Limits, Policy, Refuse, Turn
@@ -108,6 +111,7 @@ class Recorder:
                 work.tokens -= len(event.tokens)
                 continue
             work.accepted_tokens += event.hints.num_accepted
+            _accept(work.accepted_per_depth, event.hints.num_accepted)
             if event.hints.verify_us:
                 _time(work, Stage.VERIFY, event.hints.verify_us / 1e6)
             if event.hints.link_us:
@@ -223,7 +227,7 @@ class Recorder:
             jitter_s=report.jitter_s if report is not None else 0.0,
             refusals=dict(record.refusals),
             plain_tokens_per_s=report.plain_tokens_per_s if report is not None else None,
-            work=record.work,
+            work=_device_work(record.work, report),
             sessions=[
                 self._session(fact, told.get(_name(fact.key)), now_s)
                 for fact in facts
@@ -236,11 +240,6 @@ class Recorder:
     def _session(self, fact: SessionFacts, told: EdgeSession | None, now_s: float) -> SessionSnapshot:
         record = self._sessions[fact.key]
         own = record.work
-        if told is not None:
-            work = told.work
-            for stage in (Stage.QUEUE, Stage.DRAFT):
-                if stage in own.stages:
-                    work.stages[stage] = own.stages[stage]
         return SessionSnapshot(
             session=_name(fact.key),
             head=fact.head,
@@ -251,7 +250,7 @@ class Recorder:
             kv_rows=fact.kv_rows,
             age_s=now_s - record.opened_s,
             quiet_s=now_s - record.heard_s,
-            work=told.work if told is not None else own,
+            work=_told_and_seen(told.work, own) if told is not None else own,
         )
 
 
@@ -265,8 +264,31 @@ def hardware_name(threads: int) -> str:
     return f"{model}, {threads} thread{'s' if threads > 1 else ''}"[:80]
 
 
+def _device_work(seen: Work, report: EdgeReport | None) -> Work:
+    """An edge knows of its rounds what never reaches the service: plain steps, late trees, fallbacks."""
+    if report is None or not report.sessions:
+        return seen
+    return _told_and_seen(added(session.work for session in report.sessions), seen)
+
+
+def _told_and_seen(told: Work, seen: Work) -> Work:
+    """What the edge counts, with the stages and bytes that the service itself measures."""
+    stages = {**told.stages, **{stage: seen.stages[stage] for stage in SEEN_HERE if stage in seen.stages}}
+    return msgspec.structs.replace(told, stages=stages, bytes_up=seen.bytes_up, bytes_down=seen.bytes_down)
+
+
+# LINK comes with every update (Hints), so that the service has it round by round.
+SEEN_HERE = (Stage.LINK, Stage.QUEUE, Stage.DRAFT)
+
+
 def _name(key: SessionKey) -> str:
     return f"{key.session:016x}"
+
+
+def _accept(per_depth: list[int], num_accepted: int) -> None:
+    per_depth.extend([0] * (num_accepted - len(per_depth)))
+    for depth in range(num_accepted):
+        per_depth[depth] += 1
 
 
 def _time(work: Work, stage: Stage, seconds: float) -> None:

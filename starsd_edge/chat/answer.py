@@ -38,6 +38,7 @@ class Figures:
     generation_s     from the first token to the last
     verified         (draft tokens verified, accepted) -> rounds, for rounds that verified a tree
     plain_rounds     rounds without a tree
+    joules           used by the whole device, the prompt included; None where nothing measures it
     """
 
     prompt_tokens: int = 0
@@ -48,6 +49,7 @@ class Figures:
     generation_s: float = 0.0
     verified: Counter[tuple[int, int]] = field(default_factory=Counter)
     plain_rounds: int = 0
+    joules: float | None = None
 
     def add_round(self, stats: RoundStats) -> None:
         """Count one round of the decode loop."""
@@ -73,6 +75,13 @@ class Figures:
         """tau over all rounds, plain ones too, bonus included; 1 before the first."""
         rounds = self.tree_rounds + self.plain_rounds
         return 1.0 + self.accepted / rounds if rounds else 1.0
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of the whole answer, prompt included, over its tokens."""
+        if self.joules is None or not self.completion_tokens:
+            return None
+        return self.joules / self.completion_tokens
 
     @property
     def tokens_per_s(self) -> float:

@@ -67,6 +67,11 @@ class ContextPool:
         """The context used last."""
         return self._contexts[-1]
 
+    @property
+    def opened(self) -> list[Context]:
+        """All that are open; a copy, so that another thread may look."""
+        return list(self._contexts)
+
     def __len__(self) -> int:
         return len(self._contexts)
 

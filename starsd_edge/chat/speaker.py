@@ -58,7 +58,11 @@ class Model:
 
 
 class Speaker:
-    """A `Backend` over targets in this process. One answer at a time; `cancel` from anywhere."""
+    """A `Backend` over targets in this process. One answer at a time; `cancel` from anywhere.
+
+    joules    energy this device has used so far; None where nothing measures it
+    on_close  ends what watches the speaker, before its contexts go
+    """
 
     def __init__(
         self,
@@ -67,8 +71,11 @@ class Speaker:
         *,
         max_contexts: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        joules: Callable[[], float | None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
+        self._joules, self._on_close = joules, on_close
         self._clock = clock
         self._contexts = ContextPool(open_pair, max_contexts, clock)
         self._cancelled = threading.Event()
@@ -77,6 +84,11 @@ class Speaker:
     @property
     def model(self) -> str:
         return self._model.name
+
+    @property
+    def contexts(self) -> list[Context]:
+        """The contexts that are open; whoever looks changes nothing."""
+        return self._contexts.opened
 
     @property
     def max_len(self) -> int:
@@ -124,6 +136,7 @@ class Speaker:
         return LinkStatus(kind, self._model.service, state.reason, state.expected_wait_s)
 
     def close(self) -> None:
+        self._on_close()
         self._contexts.close()
 
     def _answer(self, fitted: FittedPrompt, settings: ChatSettings) -> Iterator[AnswerEvent]:
@@ -137,7 +150,7 @@ class Speaker:
             cached_tokens=min(max(context.shared(prompt) - 1, 0), context.recorder.kv_len),
         )
         yield AnswerStart(figures.prompt_tokens, figures.cached_tokens, fitted.num_dropped)
-        started_s = self._clock()
+        started_s, joules_before = self._clock(), self._joules()
         for read in self._read_prompt(context, prompt.tolist(), settings):
             yield PromptRead(read)
         room = self.max_len - len(prompt)
@@ -167,6 +180,9 @@ class Speaker:
                     break
         if reason is FinishReason.CANCELLED or reading.is_stopped:
             context.decoder.abandon()
+        joules = self._joules()
+        if joules is not None and joules_before is not None:
+            figures.joules = joules - joules_before
         rest = reading.finish()
         if rest is not None:
             yield rest

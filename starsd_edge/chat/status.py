@@ -68,5 +68,7 @@ def statistics(figures: Figures, link: LinkStatus) -> list[tuple[str, str]]:
     if figures.drafted:
         share = figures.accepted / figures.drafted
         rows.append(("draft tokens", f"{figures.drafted}, {figures.accepted} accepted ({share:.0%})"))
+    if figures.joules is not None and figures.joules_per_token is not None:
+        rows.append(("energy", f"{figures.joules:.1f} J, {figures.joules_per_token:.2f} J a token"))
     rows.append(("link", link_words(link)))
     return rows

@@ -12,8 +12,9 @@ from typing import Any
 
 from starsd_edge.bundle import Bundle, Manifest
 from starsd_edge.chat.contexts import Pair
+from starsd_edge.chat.reporter import EdgeReporter
 from starsd_edge.chat.speaker import Model, Speaker
-from starsd_edge.cli.drafts import DraftService
+from starsd_edge.cli.drafts import DraftService, software
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
@@ -119,7 +120,28 @@ def open_speaker(
             return Pair(target, None, PlainPolicy())
         return Pair(target, service.open_drafter(manifest, curve, max_len), AdaptivePolicy(curve))
 
-    return Speaker(model, open_pair, max_contexts=max_contexts, clock=time.monotonic)
+    board = _product("starsd_jetson.board.telemetry").BoardTelemetry()
+
+    def end_watching() -> None:
+        reporter.close()
+        board.close()
+
+    speaker = Speaker(
+        model,
+        open_pair,
+        max_contexts=max_contexts,
+        clock=time.monotonic,
+        joules=board.joules,
+        on_close=end_watching,
+    )
+    reporter = EdgeReporter(
+        lambda: speaker.contexts,
+        software=software(),
+        plain_tokens_per_s=1 / curve(1) if curve is not None else None,
+        board=board,
+    )
+    reporter.start()
+    return speaker
 
 
 def model_name(choice: ModelChoice) -> str:

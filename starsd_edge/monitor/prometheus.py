@@ -344,11 +344,11 @@ METRICS: list[Metric] = [
         of_devices(lambda d: per_position(d.work.accepted_per_depth)),
     ),
     Metric(
-        "starsd_spec_num_drafts_per_pos_total",
+        "starsd_spec_num_tried_per_pos_total",
         C,
-        "Trees that reached depth position + 1",
+        "Trees whose walk came to depth position, and that went on",
         ("device", "position"),
-        of_devices(lambda d: per_position(d.work.drafted_per_depth)),
+        of_devices(lambda d: per_position(d.work.tried_per_depth)),
     ),
     Metric(
         "starsd_tree_nodes",

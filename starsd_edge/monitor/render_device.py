@@ -28,7 +28,7 @@ def device_page(state: State, width: int, height: int) -> Frame:
         body.append(line(width, part(f"  {view.reason}", "yellow")))
     body += [Text("", end=""), titled(width, "Time of a round")]
     body += stage_table(view, width, ascii_only=state.ascii_only)
-    body += [Text("", end=""), titled(width, "Accepted by depth (share of the trees that reached it)")]
+    body += [Text("", end=""), titled(width, "Acceptance by depth (of the walks that came so far)")]
     body += depth_bars(view, width, ascii_only=state.ascii_only)
     body += [Text("", end=""), titled(width, "Tokens/s")]
     body.append(line(width, part("  " + sparkline(view.history, width - 4, ascii_only=state.ascii_only))))

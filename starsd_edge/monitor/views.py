@@ -91,11 +91,11 @@ class WorkView:
 
     @cached_property
     def depth_rates(self) -> list[float]:
-        """Of the trees that reached depth 1, 2, ...: the share in which that depth was accepted."""
-        before_accepted, before_drafted = self.before.accepted_per_depth, self.before.drafted_per_depth
+        """Acceptance rate by depth: accepted there, of the trees whose walk came so far and that went on."""
+        before_accepted, before_drafted = self.before.accepted_per_depth, self.before.tried_per_depth
         rates = []
         for depth, accepted in enumerate(self.now.accepted_per_depth):
-            drafted = self.now.drafted_per_depth[depth] if depth < len(self.now.drafted_per_depth) else 0
+            drafted = self.now.tried_per_depth[depth] if depth < len(self.now.tried_per_depth) else 0
             drafted -= before_drafted[depth] if depth < len(before_drafted) else 0
             accepted -= before_accepted[depth] if depth < len(before_accepted) else 0
             rates.append(accepted / drafted if drafted > 0 else 0.0)

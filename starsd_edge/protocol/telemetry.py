@@ -14,6 +14,8 @@ Sizes are bounded: what exceeds the limits below is refused before it is decoded
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -41,6 +43,7 @@ __all__ = [
     "SessionState",
     "Stage",
     "Work",
+    "added",
     "decode_report",
     "decode_snapshot",
     "encode_report",
@@ -100,18 +103,18 @@ class Work(msgspec.Struct, omit_defaults=True):
     """What was done for one session, or for all sessions a device ever had. Everything counts up.
 
     num_drafts, draft_tokens, accepted_tokens and accepted_per_depth have the meaning of vLLM's speculative
-    counters: trees verified, their nodes without the root, those accepted without bonus tokens, and, at
-    index d, trees of which depth d + 1 was accepted. drafted_per_depth[d] counts verified trees that reached
-    depth d + 1. `tokens` are all committed tokens (accepted, bonus and plain), `plain_tokens` those of plain
-    steps among them. `late_trees` came after a plain step and were still of use, `stale_trees` could not be
-    followed and were dropped.
+    counters: trees verified, their nodes without the root, those accepted without bonus tokens, and, at index
+    d, trees of which depth d + 1 was accepted. tried_per_depth[d] counts trees whose walk came to depth d and
+    that went on to d + 1: what was accepted there, of what could have been. `tokens` are all committed
+    tokens (accepted, bonus and plain), `plain_tokens` those of plain steps among them. `late_trees` came
+    after a plain step and were still of use, `stale_trees` could not be followed and were dropped.
     """
 
     num_drafts: Count = 0
     draft_tokens: Count = 0
     accepted_tokens: Count = 0
     accepted_per_depth: Depths = []
-    drafted_per_depth: Depths = []
+    tried_per_depth: Depths = []
     tokens: Count = 0
     plain_tokens: Count = 0
     prompt_tokens: Count = 0
@@ -123,6 +126,41 @@ class Work(msgspec.Struct, omit_defaults=True):
     bytes_down: Count = 0
     stages: dict[Stage, Histogram] = {}  # seconds
     tree_nodes: Histogram = msgspec.field(default_factory=Histogram)  # nodes of verified trees, root included
+
+
+def added(works: Iterable[Work]) -> Work:
+    """The sum of what was done for several sessions."""
+    total = Work()
+    for work in works:
+        for name in COUNTS:
+            setattr(total, name, getattr(total, name) + getattr(work, name))
+        total.accepted_per_depth = _added_lists(total.accepted_per_depth, work.accepted_per_depth)
+        total.tried_per_depth = _added_lists(total.tried_per_depth, work.tried_per_depth)
+        for reason, count in work.fallbacks.items():
+            total.fallbacks[reason] = total.fallbacks.get(reason, 0) + count
+        for stage, times in work.stages.items():
+            total.stages[stage] = total.stages.get(stage, Histogram()).plus(times)
+        total.tree_nodes = total.tree_nodes.plus(work.tree_nodes)
+    return total
+
+
+def _added_lists(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+
+
+COUNTS = (
+    "num_drafts",
+    "draft_tokens",
+    "accepted_tokens",
+    "tokens",
+    "plain_tokens",
+    "prompt_tokens",
+    "late_trees",
+    "stale_trees",
+    "timeouts",
+    "bytes_up",
+    "bytes_down",
+)
 
 
 class Energy(msgspec.Struct, omit_defaults=True):

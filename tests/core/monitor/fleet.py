@@ -45,7 +45,7 @@ def work_after(seconds: float, *, rounds_per_s: float, accepted: float) -> Work:
         draft_tokens=drafts * 15,
         accepted_tokens=sum(by_depth),
         accepted_per_depth=by_depth,
-        drafted_per_depth=[drafts] * 4,
+        tried_per_depth=[drafts] * 4,
         tokens=tokens + drafts // 20,
         plain_tokens=drafts // 20,
         late_trees=drafts // 50,

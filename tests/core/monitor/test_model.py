@@ -55,8 +55,8 @@ def test_figures_are_growth_over_the_window_by_the_services_own_clock() -> None:
 
 
 def test_acceptance_by_depth_counts_trees_that_reached_it() -> None:
-    before = Work(num_drafts=10, accepted_per_depth=[8, 4], drafted_per_depth=[10, 8])
-    after = Work(num_drafts=20, accepted_per_depth=[14, 6, 1, 0], drafted_per_depth=[20, 13, 4, 4])
+    before = Work(num_drafts=10, accepted_per_depth=[8, 4], tried_per_depth=[10, 8])
+    after = Work(num_drafts=20, accepted_per_depth=[14, 6, 1, 0], tried_per_depth=[20, 13, 4, 4])
     assert only(of_snapshots(with_work(1.0, before), with_work(2.0, after))).work.depth_rates == [
         0.6,
         0.4,
