@@ -75,13 +75,20 @@ class _DeviceRecord:
 class Recorder:
     """Counters of one service, from its start on."""
 
-    def __init__(self, offer: ServiceOffer, limits: Limits, policy: Policy, hardware: str = "") -> None:
+    def __init__(
+        self,
+        offer: ServiceOffer,
+        limits: Limits,
+        policy: Policy,
+        hardware: str = "",
+        started_s: float | None = None,
+    ) -> None:
         self._offer, self._limits, self._policy, self._hardware = offer, limits, policy, hardware
         self._engine = EngineSnapshot()
         self._devices: dict[str, _DeviceRecord] = {}
         self._sessions: dict[SessionKey, _SessionRecord] = {}
         self._sequence = 0
-        self._started_s: float | None = None
+        self._started_s = started_s  # None: the first snapshot's time
         self.rounds = 0
 
     # ---------------------------------------------------------------------------------- what happened

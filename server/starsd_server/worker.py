@@ -60,7 +60,9 @@ class Worker:
         torch.set_num_threads(config.threads)
         offer, engines = open_heads(config)
         policy = Policy(config.scheduler)
-        recorder = Recorder(offer, config.limits, policy, hardware_name(config.threads))
+        recorder = Recorder(
+            offer, config.limits, policy, hardware_name(config.threads), started_s=time.monotonic()
+        )
         shape = TreeShape(config.top_k, config.max_steps)
         self.sessions = Sessions(offer, engines, config.limits, policy, shape, recorder)
         self._gateway = GatewayState(GatewaySnapshot())
