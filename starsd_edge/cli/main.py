@@ -43,6 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "keys": CommandEntry("starsd_edge.cli.keys", "Make a device's key, and say whom a service lets in."),
     "ping": CommandEntry("starsd_edge.cli.ping", "Measure the link to a draft service."),
     "draft": CommandEntry("starsd_server.cli", "Serve draft heads to many edges, and make them."),
+    "doctor": CommandEntry("starsd_edge.cli.doctor", "What this machine has for each role, and the fixes."),
     "bench": CommandEntry("starsd_edge.cli.bench", "Measure: tree sizes, waits, devices."),
     "deploy": CommandEntry("starsd_deploy.cli", "Provision and update a fleet of devices over SSH."),
 }

@@ -1,0 +1,53 @@
+"""What the service makes of its own counters and of what edges report."""
+
+from starsd_edge.latency import Histogram
+from starsd_edge.protocol.telemetry import EdgeReport, EdgeSession, Mode, Stage, Work, added
+from starsd_server.telemetry import _device_work
+
+
+def times(*seconds: float) -> Histogram:
+    histogram = Histogram()
+    for value in seconds:
+        histogram.add(value)
+    return histogram
+
+
+SEEN = Work(
+    num_drafts=9,
+    tokens=20,
+    bytes_up=1000,
+    bytes_down=100,
+    stages={Stage.QUEUE: times(0.001), Stage.LINK: times(0.004), Stage.VERIFY: times(0.1)},
+)
+
+
+def test_without_a_report_a_device_is_what_the_service_saw() -> None:
+    assert _device_work(SEEN, None) == SEEN
+    assert _device_work(SEEN, EdgeReport("boot")) == SEEN
+
+
+def test_an_edge_counts_its_rounds_and_the_service_its_stages_and_bytes() -> None:
+    told = [
+        Work(num_drafts=5, tokens=14, plain_tokens=3, stages={Stage.VERIFY: times(0.05, 0.05)}),
+        Work(num_drafts=2, tokens=6, plain_tokens=1, fallbacks={"late": 1}),
+    ]
+    report = EdgeReport(
+        "boot", sessions=[EdgeSession(str(n), Mode.DRAFTING, "", w) for n, w in enumerate(told)]
+    )
+    work = _device_work(SEEN, report)
+    assert (work.num_drafts, work.tokens, work.plain_tokens, work.fallbacks) == (7, 20, 4, {"late": 1})
+    assert (work.bytes_up, work.bytes_down) == (1000, 100)
+    assert {stage: h.count for stage, h in work.stages.items()} == {
+        Stage.VERIFY: 2,
+        Stage.QUEUE: 1,
+        Stage.LINK: 1,
+    }
+
+
+def test_sums_are_right_by_depth_and_leave_what_they_add_alone() -> None:
+    one = Work(accepted_per_depth=[3, 1], tried_per_depth=[4, 3], fallbacks={"a": 1}, tree_nodes=times(4))
+    other = Work(accepted_per_depth=[2, 2, 1], tried_per_depth=[2, 2, 2], fallbacks={"a": 2, "b": 1})
+    total = added([one, other])
+    assert (total.accepted_per_depth, total.tried_per_depth) == ([5, 3, 1], [6, 5, 2])
+    assert (total.fallbacks, total.tree_nodes.count) == ({"a": 3, "b": 1}, 1)
+    assert (one.accepted_per_depth, one.fallbacks) == ([3, 1], {"a": 1})
