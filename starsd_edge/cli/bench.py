@@ -12,6 +12,7 @@ BENCHES: dict[str, CommandEntry] = {
     "service": CommandEntry("starsd_server.emulate.cli", "1 to 64 emulated targets against a draft service."),
     "target": CommandEntry("starsd_jetson.bench_target", "A model on this machine: speed, trees, memory."),
     "context": CommandEntry("starsd_edge.cli.bench_context", "Time to first token as a conversation grows."),
+    "transfer": CommandEntry("starsd_deploy.bench.transfer", "Uploads to a device, beside OpenSSH."),
     "policy": CommandEntry("starsd_edge.bench.policy_cli", "When to wait, how large a tree: 600 conditions."),
 }
 
