@@ -18,6 +18,7 @@ from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
 from starsd_server.heads.target import open_target_rows
 
 DRAFT_VOCAB = 1024
+HEAD_DIM = 64
 
 
 def write_random_head(bundle: Path, out: Path) -> None:
@@ -25,22 +26,23 @@ def write_random_head(bundle: Path, out: Path) -> None:
     manifest = Bundle.open(bundle).manifest
     rows = open_target_rows(bundle)
     hidden = manifest.shapes.hidden_size
+    draft_vocab = min(DRAFT_VOCAB, manifest.shapes.vocab_size)
     config = HeadConfig(
         kind=HeadKind.EAGLE1,
         hidden_size=hidden,
         intermediate_size=256,
-        num_heads=hidden // 64,
-        num_kv_heads=hidden // 64,
-        head_dim=64,
+        num_heads=hidden // HEAD_DIM,
+        num_kv_heads=hidden // HEAD_DIM,
+        head_dim=HEAD_DIM,
         vocab_size=manifest.shapes.vocab_size,
-        draft_vocab_size=DRAFT_VOCAB,
+        draft_vocab_size=draft_vocab,
         feature_size=manifest.shapes.feature_size,
         rms_eps=1e-5,
         rope_theta=10_000.0,
     )
     torch.manual_seed(0)
     head = EagleHead(config)
-    tokens = np.arange(DRAFT_VOCAB, dtype=np.int64)
+    tokens = np.arange(draft_vocab, dtype=np.int64)
     with torch.no_grad():
         for weight in head.parameters():
             torch.nn.init.normal_(weight, std=0.02)
