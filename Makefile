@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := starsd_edge server/starsd_server jetson/starsd_jetson deploy/starsd_deploy tests
 
-.PHONY: setup demo test check fmt lint types imports bench dist clean
+.PHONY: setup demo test test-lab check fmt lint types imports bench dist clean
 
 setup: $(VENV)/.installed
 
@@ -46,3 +46,8 @@ dist: setup
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The deployer against devices with real systemd and sshd, one of them aarch64 under emulation. Needs root,
+# installs Debian packages, takes up to 30 minutes; where it cannot be built it says NOT RUN.
+test-lab: setup
+	STARSD_RUN_LAB=1 timeout 1800 $(BIN)/pytest -s tests/lab

@@ -50,7 +50,8 @@ class Lab:
 
     def say(self, what: str) -> None:
         """A line with the time since the start: the lab is slow, people want to see it move."""
-        sys.__stderr__.write(f"lab {time.monotonic() - self.begun_s:6.0f} s  {what}\n")  # type: ignore[union-attr]  # a test run has a stderr
+        line = f"lab {time.monotonic() - self.begun_s:6.0f} s  {what}\n"
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
 
     def build(self, arch: str) -> None:
         """The root file system of an architecture.

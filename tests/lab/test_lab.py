@@ -1,7 +1,7 @@
 """A fleet of three from bare to chatting, through power cuts, back and forth: real systemd, sshd, sudo, TCP.
 
-An aarch64 board (emulated, dressed as a Jetson Orin Nano), a laptop as target behind a bad radio link, a laptop
-as draft service. The model is tiny and random: what is tried is everything around it.
+An aarch64 board (emulated, dressed as a Jetson Orin Nano), a laptop as target behind a bad radio link, a
+laptop as draft service. The model is tiny and random: what is tried is everything around it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ tags = ["board"]
 """
 ASK = """
 import json, urllib.request as r
-body = {{"messages": [{{"role": "user", "content": "Tell me about stars."}}], "temperature": 0, "max_tokens": 40}}
+messages = [{{"role": "user", "content": "Tell me about stars."}}]
+body = {{"messages": messages, "temperature": 0, "max_tokens": 40}}
 request = r.Request("http://127.0.0.1:8642/v1/chat/completions", json.dumps(body).encode(),
                     {{"content-type": "application/json"}})
 print(r.urlopen(request, timeout={timeout_s}).read().decode())
@@ -57,9 +58,7 @@ print(r.urlopen(request, timeout={timeout_s}).read().decode())
 
 def write_fleet(lab: Lab, waiting: int) -> None:
     """The inventory; another `waiting` is another release, with nothing to send."""
-    text = FLEET.format(identity=lab.identity, waiting=waiting)
-    # the board and the service keep their release
-    (lab.folder / "fleet.toml").write_text(text)
+    (lab.folder / "fleet.toml").write_text(FLEET.format(identity=lab.identity, waiting=waiting))
 
 
 def ask(lab: Lab, name: str) -> dict[str, Any]:
