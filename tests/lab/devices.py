@@ -131,7 +131,7 @@ class Lab:
         return {record["device"]: record for record in json.loads(done.stdout)}
 
     def apply_and_unplug(self, name: str, line: str, *, when_part_bytes: int = 0) -> str:
-        """Apply to one device and cut its power once a line was printed (and so much of an upload is there)."""
+        """Apply to one device; cut its power once a line was printed (and so much of an upload is there)."""
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
             self.command("apply", "-y", "--limit", name),
