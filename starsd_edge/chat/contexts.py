@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from starsd_edge.chat.recorder import Recorder
 from starsd_edge.chat.switch import SwitchedPolicy
-from starsd_edge.decoding.decoder import Decoder
+from starsd_edge.decoding.decoder import Decoder, Exactness
 from starsd_edge.decoding.policy import Policy
 from starsd_edge.decoding.prefix import common_length
 from starsd_edge.decoding.roles import Drafter, Target
@@ -32,6 +32,7 @@ class Pair:
     target: Target
     drafter: Drafter | None
     policy: Policy
+    exactness: Exactness = Exactness.EXACT
 
 
 class Context:
@@ -41,7 +42,7 @@ class Context:
         self.recorder = Recorder(pair.target)
         self.switch = SwitchedPolicy(pair.policy)
         self.drafter = pair.drafter
-        self.decoder = Decoder(self.recorder, pair.drafter, self.switch, clock)
+        self.decoder = Decoder(self.recorder, pair.drafter, self.switch, clock, pair.exactness)
 
     def shared(self, tokens: TokenArray) -> int:
         """How many leading tokens of a prompt it holds."""

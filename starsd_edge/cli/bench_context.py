@@ -70,6 +70,7 @@ def command(
     threads: int | None,
     context: int | None,
     service: str | None,
+    draft: str,
     keys: str | None,
     turns: int,
     answer_tokens: int,

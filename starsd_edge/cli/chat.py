@@ -53,6 +53,7 @@ def command(
     threads: int | None,
     context: int | None,
     service: str | None,
+    draft: str,
     keys: Path | None,
     attach: str | None,
     system: str | None,
@@ -82,6 +83,7 @@ def command(
         "system": system,
         "max_tokens": max_tokens,
         "markdown": "off" if no_markdown else None,
+        "draft": "off" if draft == "off" else None,
     }
     wanted = [*config.settings.items(), *_pairs(changes), *flags.items()]
 
@@ -92,7 +94,7 @@ def command(
         backend, sampling = _attached(server)
     else:
         address = service or config.service
-        backend, sampling = _loaded(choice, address, keys, report=_silent if quiet else _report)
+        backend, sampling = _loaded(choice, address, keys, draft, report=_silent if quiet else _report)
     try:
         conversation = Conversation(backend, _settings(sampling, wanted))
         if question is not None and not interactive:
@@ -126,7 +128,12 @@ def _attached(url: str) -> tuple[Backend, SamplingParams]:
 
 
 def _loaded(
-    choice: ModelChoice, service: str | None, keys: Path | None, *, report: Callable[[str], None]
+    choice: ModelChoice,
+    service: str | None,
+    keys: Path | None,
+    draft: str,
+    *,
+    report: Callable[[str], None],
 ) -> tuple[Backend, SamplingParams]:
     from starsd_edge.cli.drafts import find_draft_service
     from starsd_edge.cli.runtime import default_sampling, open_bundle, open_speaker
@@ -134,7 +141,7 @@ def _loaded(
     drafts = find_draft_service(service, keys)
     bundle = open_bundle(choice, report)
     sampling = default_sampling(bundle.manifest, seed=secrets.randbelow(MAX_RANDOM_SEED))
-    return open_speaker(bundle, choice, drafts, report=report), sampling
+    return open_speaker(bundle, choice, drafts, report=report, draft=draft), sampling
 
 
 def _question(prompt: tuple[str, ...]) -> str | None:

@@ -27,6 +27,14 @@ OPTIONS = (
         "--service", metavar="ADDRESS", help="Draft service, tcp://HOST:PORT. None: decode plainly."
     ),
     click.option(
+        "--draft",
+        type=click.Choice(["exact", "inexact", "off"]),
+        default="exact",
+        show_default=True,
+        help="exact: the model's own text to the bit, plainly decoded where the runtime can verify no tree "
+        "that exactly (int4). inexact: draft there too. off: until /draft on.",
+    ),
+    click.option(
         "--keys",
         metavar="DIR",
         type=click.Path(path_type=Path, file_okay=False),

@@ -17,6 +17,7 @@ from starsd_edge.chat.speaker import Model, Speaker
 from starsd_edge.cli.drafts import DraftService, software
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
 from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.decoding.decoder import Exactness
 from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
 from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.sampling import SamplingParams
@@ -87,8 +88,11 @@ def open_speaker(
     *,
     report: Callable[[str], None],
     max_contexts: int = 1,
+    draft: str = "exact",
 ) -> Speaker:
     """Load the bundle's model, for as many conversations at once as `max_contexts`.
+
+    draft  "exact", "inexact" or "off", as the command line has it
 
     Raises ResourceError, before loading, when it does not fit.
     """
@@ -111,6 +115,7 @@ def open_speaker(
     if service is not None:
         report("measuring this device")
         curve = measured_curve(first)
+    exactness = Exactness.INEXACT if draft == "inexact" else Exactness.EXACT
     unused: list[Target] = [first]
 
     def open_pair() -> Pair:
@@ -118,7 +123,7 @@ def open_speaker(
         target = unused.pop() if unused else runtime(bundle, first.session)
         if service is None or curve is None:
             return Pair(target, None, PlainPolicy())
-        return Pair(target, service.open_drafter(manifest, curve, max_len), AdaptivePolicy(curve))
+        return Pair(target, service.open_drafter(manifest, curve, max_len), AdaptivePolicy(curve), exactness)
 
     board = _product("starsd_jetson.board.telemetry").BoardTelemetry()
 

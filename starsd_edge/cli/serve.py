@@ -49,6 +49,7 @@ def command(
     threads: int | None,
     context: int | None,
     service: str | None,
+    draft: str,
     keys: Path | None,
     host: str,
     port: int,
@@ -85,12 +86,14 @@ def command(
     choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
     with open_socket(host, port) as listener:
         opened = open_bundle(choice, _report)
-        speaker = open_speaker(opened, choice, drafts, report=_report, max_contexts=conversations)
+        speaker = open_speaker(
+            opened, choice, drafts, report=_report, max_contexts=conversations, draft=draft
+        )
         worker = Worker(speaker, max_waiting)
         endpoint = Endpoint(
             worker=worker,
             model_id=speaker.model,
-            defaults=ChatSettings(sampling=default_sampling(opened.manifest, seed=0)),
+            defaults=ChatSettings(sampling=default_sampling(opened.manifest, seed=0), draft=draft != "off"),
             guard=Guard(api_key, origins),
             created=int(time.time()),
         )

@@ -10,8 +10,9 @@ from starsd_edge.chat.answer import AnswerEnd, AnswerPiece, AnswerStart, Figures
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import PROMPT_PIECE, Speaker
-from starsd_edge.decoding.decoder import Decoder
+from starsd_edge.decoding.decoder import Decoder, Exactness
 from starsd_edge.decoding.policy import FixedPolicy
+from starsd_edge.decoding.roles import Invariance
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.errors import UsageError
 from starsd_edge.testing import Behaviour, FakeClock, ScriptedDrafter
@@ -180,6 +181,28 @@ def test_drafting_changes_no_word_of_a_conversation(behaviours: list[Behaviour])
         assert drafted.figures is not None
         assert draft or drafted.figures.tree_rounds == 0
     assert behaviours != [Behaviour.PERFECT] or drafted.figures.accepted > 0
+
+
+class Rounding(CountingTarget):
+    """A runtime that can verify no tree exactly."""
+
+    def __init__(self, *options: object) -> None:
+        super().__init__(*options)  # type: ignore[arg-type]
+        self.spec = replace(self.spec, invariance=Invariance(bitwise=False, noise=1.0, exact_tree=False))
+
+
+@pytest.mark.parametrize("exactness", Exactness)
+def test_where_trees_are_inexact_drafting_is_the_user_s_choice(exactness: Exactness) -> None:
+    clock = FakeClock()
+
+    def open_drafter() -> ScriptedDrafter:
+        return ScriptedDrafter(lambda context, count: [5] * count, clock, vocab_size=TOKENIZER.vocab_size)
+
+    speaker = toy_speaker(
+        target=Rounding, drafter=open_drafter, policy=lambda: FixedPolicy(5), exactness=exactness
+    )
+    _, end = ask(Conversation(speaker, SAMPLED), "the fox?")
+    assert (exactness is Exactness.INEXACT) == (end.figures.tree_rounds > 0)
 
 
 def test_log_probabilities_are_the_target_s_whatever_was_drafted() -> None:

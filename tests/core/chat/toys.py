@@ -9,6 +9,7 @@ import numpy as np
 
 from starsd_edge.chat.contexts import Pair
 from starsd_edge.chat.speaker import Model, Speaker
+from starsd_edge.decoding.decoder import Exactness
 from starsd_edge.decoding.policy import PlainPolicy, Policy
 from starsd_edge.decoding.roles import Drafter, TargetOutput
 from starsd_edge.decoding.tree import DraftTree
@@ -71,6 +72,7 @@ def toy_speaker(
     drafter: Callable[[], Drafter] | None = None,
     policy: Callable[[], Policy] = PlainPolicy,
     service: str = "",
+    exactness: Exactness = Exactness.EXACT,
 ) -> Speaker:
     """A speaker over toy targets; every target it opens is appended to `targets`."""
 
@@ -78,7 +80,7 @@ def toy_speaker(
         opened = target(max_len, seed, script, round_s)
         if targets is not None:
             targets.append(opened)
-        return Pair(opened, drafter() if drafter else None, policy())
+        return Pair(opened, drafter() if drafter else None, policy(), exactness)
 
     writer = PromptWriter(TOKENIZER, ChatTemplate("chatml"))
     model = Model("toy", writer, max_len, frozenset({STOP_TOKEN}), service)
