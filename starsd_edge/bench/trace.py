@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.types import Float32Array, TokenArray
+from starsd_edge.types import TokenArray
 
 __all__ = ["Difficulty", "Trace", "simulate"]
 
@@ -49,15 +49,14 @@ HARD = Difficulty("hard", -0.4, 1.2)
 class Trace:
     """A text and its trees.
 
-    tokens         int32 [T]
-    trees          trees[i] continues tokens[: i + 1]; its root is tokens[i]
-    probabilities  float32 [N] of each tree's nodes, as the head cumulates them
+    tokens      int32 [T]
+    trees       trees[i] continues tokens[: i + 1]; its root is tokens[i]; nodes by falling probability
+    vocab_size  tokens are below
     """
 
     name: str
     tokens: TokenArray
     trees: list[DraftTree]
-    probabilities: list[Float32Array]
     vocab_size: int
 
 
@@ -72,12 +71,8 @@ def simulate(difficulty: Difficulty, num_tokens: int, seed: int) -> Trace:
         log_odds[i] = difficulty.mean + difficulty.spread * level
     # One uniform a position: drafts of it from different places tend to agree.
     luck = rng.random(num_tokens)
-    trees, probabilities = [], []
-    for base in range(num_tokens):
-        tree, p = _draft(tokens, log_odds, luck, base, rng)
-        trees.append(tree)
-        probabilities.append(p)
-    return Trace(f"{difficulty.name}-{seed}", tokens, trees, probabilities, VOCAB_SIZE)
+    trees = [_draft(tokens, log_odds, luck, base, rng) for base in range(num_tokens)]
+    return Trace(f"{difficulty.name}-{seed}", tokens, trees, VOCAB_SIZE)
 
 
 def _draft(
@@ -86,20 +81,18 @@ def _draft(
     luck: np.ndarray[tuple[int], np.dtype[np.float64]],
     base: int,
     rng: np.random.Generator,
-) -> tuple[DraftTree, Float32Array]:
+) -> DraftTree:
     """Grow the tree at position `base`, always taking the candidate of the highest cumulative probability."""
     # (-probability, order, parent, depth, token, whether it is on the text's path)
     queue: list[tuple[float, int, int, int, int, bool]] = [(-1.0, 0, -1, 0, int(tokens[base]), True)]
     order = 0
     out_tokens: list[int] = []
     parents: list[int] = []
-    probabilities: list[float] = []
     while queue and len(out_tokens) < TREE_NODES:
         negative, _, parent, depth, token, on_path = heapq.heappop(queue)
         node = len(out_tokens)
         out_tokens.append(token)
         parents.append(parent)
-        probabilities.append(-negative)
         position = base + depth + 1
         if depth == MAX_DRAFT_DEPTH or position >= len(tokens):
             continue
@@ -114,8 +107,7 @@ def _draft(
             good = rank == right
             child = int(tokens[position]) if good else int(wrong[rank])
             heapq.heappush(queue, (negative * ranks[rank], order, node, depth + 1, child, good))
-    tree = DraftTree(np.array(out_tokens, np.int32), np.array(parents, np.int32), base + 1)
-    return tree, np.array(probabilities, np.float32)
+    return DraftTree(np.array(out_tokens, np.int32), np.array(parents, np.int32), base + 1)
 
 
 def _rank_probabilities(log_odds: float, depth: int) -> list[float]:

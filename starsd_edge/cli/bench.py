@@ -13,6 +13,7 @@ BENCHES: dict[str, CommandEntry] = {
     "target": CommandEntry("starsd_jetson.bench_target", "A model on this machine: speed, trees, memory."),
     "context": CommandEntry("starsd_edge.cli.bench_context", "Time to first token as a conversation grows."),
     "transfer": CommandEntry("starsd_deploy.bench.transfer", "Uploads to a device, beside OpenSSH."),
+    "record": CommandEntry("starsd_edge.cli.bench_record", "Record traces for `policy` from a real service."),
     "policy": CommandEntry("starsd_edge.bench.policy_cli", "When to wait, how large a tree: 600 conditions."),
 }
 

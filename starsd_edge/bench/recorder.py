@@ -1,0 +1,117 @@
+"""Record traces: a real target's greedy text, and the tree that a real draft service drafts at each position.
+
+The text is decoded plainly, one token a round, and every round waits for a tree of the full size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starsd_edge.bench.trace import Trace
+from starsd_edge.decoding.decoder import Decoder
+from starsd_edge.decoding.policy import Draft, Outlook
+from starsd_edge.decoding.roles import Drafter, RoundHints, Target
+from starsd_edge.decoding.sampling import SamplingParams
+from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.errors import UnreachableError
+from starsd_edge.metrics import RoundStats
+from starsd_edge.types import TokenArray
+
+__all__ = ["TREE_NODES", "load", "record", "save"]
+
+TREE_NODES = 60
+PATIENCE_S = 10.0  # a recording that misses a tree is worthless: it waits
+
+
+@dataclass
+class _Recording:
+    """A policy that verifies nothing and keeps every tree."""
+
+    trees: dict[int, DraftTree] = field(default_factory=dict)  # by base_len
+
+    def patience_s(self, outlook: Outlook) -> float:
+        return PATIENCE_S if outlook.elapsed_s is not None else 0.0
+
+    def size(self, outlook: Outlook) -> int:
+        return 1
+
+    def hints(self) -> RoundHints:
+        return RoundHints(max_nodes=TREE_NODES)
+
+    def wants_draft(self, rows_held: int) -> bool:
+        return True
+
+    def arrived(self, draft: Draft) -> None:
+        self.trees[draft.tree.base_len] = draft.tree
+
+    def learn(self, draft: Draft, tokens: list[int]) -> None:
+        pass
+
+    def observe(self, stats: RoundStats) -> None:
+        pass
+
+
+def record(
+    name: str, target: Target, drafter: Drafter, prompt: Sequence[int], num_tokens: int, stop: frozenset[int]
+) -> Trace:
+    """The trace of a greedy answer. Raises UnreachableError when trees are missing."""
+    policy = _Recording()
+    decoder = Decoder(target, drafter, policy, time.monotonic)
+    for _ in decoder.generate(prompt, SamplingParams(), num_tokens, stop):
+        pass
+    text = decoder.prefix[len(prompt) :]
+    trees = []
+    # The last token was never a root: no tree continues it.
+    for i in range(len(text) - 1):
+        tree = policy.trees.get(len(prompt) + i + 1)
+        if tree is None:
+            raise UnreachableError(f"the draft service drafted nothing at token {i} of {name!r}")
+        trees.append(DraftTree(tree.tokens, tree.parents, i + 1))
+    trees.append(DraftTree.root_only(int(text[-1]), len(text)))
+    return _dense(name, text, trees)
+
+
+def _dense(name: str, text: TokenArray, trees: list[DraftTree]) -> Trace:
+    """With tokens numbered from 0 in the order of their ids, so that logits stay small."""
+    known = np.unique(np.concatenate([text, *(tree.tokens for tree in trees)]))
+
+    def renumber(tokens: TokenArray) -> TokenArray:
+        return np.searchsorted(known, tokens).astype(np.int32)
+
+    dense = [DraftTree(renumber(tree.tokens), tree.parents, tree.base_len) for tree in trees]
+    return Trace(name, renumber(text), dense, len(known))
+
+
+def save(traces: Sequence[Trace], path: Path) -> None:
+    """One compressed .npz; about 100 bytes a tree."""
+    arrays: dict[str, NDArray[np.generic]] = {"names": np.array([trace.name for trace in traces])}
+    for i, trace in enumerate(traces):
+        arrays[f"text_{i}"] = trace.tokens.astype(np.uint16)
+        arrays[f"sizes_{i}"] = np.array([len(tree) for tree in trace.trees], np.uint8)
+        arrays[f"tokens_{i}"] = np.concatenate([tree.tokens for tree in trace.trees]).astype(np.uint16)
+        arrays[f"parents_{i}"] = np.concatenate([tree.parents for tree in trace.trees]).astype(np.int8)
+    np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def load(path: Path) -> list[Trace]:
+    """Traces that `save` wrote."""
+    with np.load(path, allow_pickle=False) as data:
+        traces = []
+        for i, name in enumerate(data["names"].tolist()):
+            cuts = np.cumsum(data[f"sizes_{i}"].astype(np.int64))[:-1]
+            tokens = np.split(data[f"tokens_{i}"].astype(np.int32), cuts)
+            parents = np.split(data[f"parents_{i}"].astype(np.int32), cuts)
+            trees = [
+                DraftTree(t, p, base_len)
+                for base_len, (t, p) in enumerate(zip(tokens, parents, strict=True), 1)
+            ]
+            largest = max(int(t.max()) for t in tokens)
+            text = data[f"text_{i}"].astype(np.int32)
+            traces.append(Trace(name, text, trees, max(largest, int(text.max())) + 1))
+        return traces

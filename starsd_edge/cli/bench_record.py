@@ -1,0 +1,50 @@
+"""`starsd bench record`: traces for `starsd bench policy`, from the embedded model and a running service."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from starsd_edge.bench.recorder import record, save
+from starsd_edge.cli.drafts import find_draft_service
+from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer, target_class
+from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.text.template import Message, Role
+
+__all__ = ["command"]
+
+READY_WAIT_S = 30.0
+# As if nodes cost nothing: the service keeps them all.
+FREE_NODES = CostCurve((1, 64), (1.0, 1.0))
+
+
+@click.command(name="record")
+@click.option("--service", required=True, help="tcp://HOST:PORT of a draft service on this machine.")
+@click.option("--quant", default="fp32", show_default=True, help="Of the embedded model.")
+@click.option("--threads", default=1, show_default=True)
+@click.option("--tokens", default=160, show_default=True, help="Of each answer, at most.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="An .npz file.")
+def command(service: str, quant: str, threads: int, tokens: int, out: Path) -> None:
+    """Answer the demo's prompts plainly and keep the tree that the service drafts at every token."""
+    bundle = open_bundle(ModelChoice(quant=quant), lambda _line: None)
+    manifest = bundle.manifest
+    target = target_class(manifest).load(bundle, threads)
+    drafts = find_draft_service(service, None)
+    assert drafts is not None
+    drafter = drafts.open_drafter(manifest, FREE_NODES, manifest.max_len)
+    prompts = json.loads((resources.files("starsd_edge.cli") / "demo_prompts.json").read_text("utf-8"))
+    writer, stop = prompt_writer(bundle), frozenset(manifest.stop_tokens)
+    traces = []
+    try:
+        drafter.wait_until_ready(READY_WAIT_S)
+        for prompt in prompts:
+            ids = list(writer.write([Message(Role.USER, prompt)]).tokens)
+            target.truncate(0)
+            traces.append(record(prompt, target, drafter, ids, tokens, stop))
+            click.echo(f"{len(traces[-1].tokens)} tokens: {prompt[:60]}")
+    finally:
+        drafter.close()
+    save(traces, out)
