@@ -44,12 +44,14 @@ class Draft:
     depth_offset  levels it lost to tokens committed since it was drafted
     age_s         from sending its update to its arrival
     origin        who drafted it
+    with_prompt   its update carried the prompt too: its age says nothing of the next one's
     """
 
     tree: DraftTree
     depth_offset: int
     age_s: float
     origin: str = ""
+    with_prompt: bool = False
 
     def after(self, tokens: list[int]) -> Draft | None:
         """What is left once `tokens` are committed; None when they leave the tree or use it up."""
@@ -232,7 +234,8 @@ class AdaptivePolicy:
 
     def arrived(self, draft: Draft) -> None:
         tree = draft.tree.first(LARGEST_TREE)
-        self._record(draft.origin).arrived(tree, draft.age_s, self._costs_s)
+        age_s = None if draft.with_prompt else draft.age_s
+        self._record(draft.origin).arrived(tree, age_s, self._costs_s)
 
     def learn(self, draft: Draft, tokens: list[int]) -> None:
         self._record(draft.origin).acceptance.learn(draft.tree, tokens, draft.depth_offset)

@@ -55,6 +55,7 @@ class Proposals:
         self._held: list[Update] = []  # rows not handed over yet, because no tree is wanted now
         self._asked: dict[int, float] = {}  # base_len of an update that no tree answered yet -> when it left
         self._told_len = 0  # committed_len that the drafter knows
+        self._first_asked_len = 0  # committed_len of the first update since the context was cut or begun
         self._polled_s = 0.0  # when there was no tree yet
         self._origin = ""  # of the trees to come
 
@@ -73,6 +74,7 @@ class Proposals:
         """The context is cut back to `committed_len` tokens; 0: a new one that begins with `first_token`."""
         self._draft = None
         self._asked.clear()
+        self._first_asked_len = 0
         if self._drafter is None:
             return
         if self._told_len == 0 or committed_len == 0:
@@ -130,6 +132,7 @@ class Proposals:
         self._held = []
         self._drafter.update(update)
         self._told_len = update.committed_len
+        self._first_asked_len = self._first_asked_len or update.committed_len
         self._asked[update.committed_len] = self._clock()
 
     def _take(self, timeout_s: float) -> Arrival:
@@ -146,7 +149,8 @@ class Proposals:
             return Arrival.USELESS
         age_s = self._age_s(tree)
         self._answered(tree.base_len)
-        draft: Draft | None = Draft(tree, 0, age_s, self._origin)
+        with_prompt = tree.base_len == self._first_asked_len
+        draft: Draft | None = Draft(tree, 0, age_s, self._origin, with_prompt)
         assert draft is not None
         self._policy.arrived(draft)
         since = self._prefix.tokens[tree.base_len :].tolist()

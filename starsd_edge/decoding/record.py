@@ -80,14 +80,17 @@ class DrafterRecord:
         longest_s = (len(self.typical.survival) - behind) * plain_s - self.typical.verify_s
         return max(0.0, min(self.plan.until_s[behind] - elapsed_s, longest_s))
 
-    def arrived(self, tree: DraftTree, age_s: float, costs_s: Float64Array) -> None:
-        """Note what may be expected of the next tree, and whether that pays."""
-        self._ages_s.append(age_s)
+    def arrived(self, tree: DraftTree, age_s: float | None, costs_s: Float64Array) -> None:
+        """Note what to expect of the next tree, and whether that pays. An age of None is not counted."""
+        if age_s is not None:
+            self._ages_s.append(age_s)
         plain_s = float(costs_s[0])
         p = self.acceptance.node_probabilities(tree)
         size = worthwhile(p, costs_s, max(self.plan.rate, 1.0 / plain_s))
         survival: Float64Array = np.bincount(tree.depths[:size], p[:size]).astype(np.float64)
         self.typical.add(survival, float(costs_s[size - 1]), size)
+        if not self._ages_s:
+            return
         if not self.drafting or self._plan_due <= 0 or len(self._ages_s) in FIRST_PLANS:
             self._make_plan(plain_s)
 

@@ -87,6 +87,20 @@ def test_while_off_it_looks_again_now_and_then_and_starts_when_it_pays() -> None
     assert policy.drafting
 
 
+def test_an_answer_that_came_with_the_prompt_says_nothing_of_the_next() -> None:
+    """It took two seconds, because thousands of rows went up with it: the others are still waited for."""
+    policy = trained(age_s=0.005, accepted=4)
+    before = policy.patience_s(LATER)
+    for _ in range(48):
+        policy.arrived(Draft(CHAIN, 0, 2.0, with_prompt=True))
+    assert policy.drafting
+    assert policy.patience_s(LATER) == pytest.approx(before, rel=0.2)
+    for _ in range(48):
+        policy.arrived(draft_of(2.0))
+        policy.observe(RoundStats(RoundKind.PLAIN, 1, 0, 1, 0, 0.0, 0.03, 0.03))
+    assert policy.patience_s(LATER) == 0.0
+
+
 def test_a_promise_that_was_not_kept_must_be_larger_the_next_time() -> None:
     """The model promises 3x, but rounds turn out slower than plain steps: no flapping between the two."""
     policy = trained(age_s=0.005, accepted=4)
