@@ -36,7 +36,10 @@ AT_LEAST_ONE = click.IntRange(1)
     help="The target of the head at the same place (bundle, GGUF file or Hugging Face folder); needed once.",
 )
 @click.option("--bind", default="tcp://127.0.0.1:7731", show_default=True, help="Endpoint; port 0: any free.")
-@click.option("--monitor", default="", help="Endpoint that `starsd monitor` watches.")
+@click.option(
+    "--monitor",
+    help="Endpoint that `starsd monitor` watches; by default the port after --bind's; 'none': no.",
+)
 @click.option("--keys", type=click.Path(path_type=Path), help="Keys folder; needed off this machine.")
 @click.option("--name", default="starsd", show_default=True, help="The service's name.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
@@ -69,7 +72,7 @@ def command(
     heads: tuple[Path, ...],
     targets: tuple[Path, ...],
     bind: str,
-    monitor: str,
+    monitor: str | None,
     keys: Path | None,
     name: str,
     device: str,
@@ -90,7 +93,7 @@ def command(
         heads=sources,
         bind=bind,
         folder="",
-        monitor=monitor,
+        monitor=monitor_endpoint(bind, monitor),
         keys=str(keys) if keys else "",
         name=name,
         software=software(),
@@ -130,6 +133,16 @@ def head_sources(heads: tuple[Path, ...], targets: tuple[Path, ...]) -> tuple[He
         raise click.UsageError(f"{len(targets)} targets for {len(heads)} heads")
     padded = [*map(str, targets), *[""] * (len(heads) - len(targets))]
     return tuple(HeadSource(str(head), target) for head, target in zip(heads, padded, strict=True))
+
+
+def monitor_endpoint(bind: str, monitor: str | None) -> str:
+    """What the user named, else the port after the bind's; "" for none, and when any free port is bound."""
+    if monitor is not None:
+        return "" if monitor == "none" else monitor
+    host, _, port = bind.rpartition(":")
+    if not bind.startswith("tcp://") or not port.isdigit() or int(port) in (0, 65535):
+        return ""
+    return f"{host}:{int(port) + 1}"
 
 
 def software() -> str:
