@@ -43,6 +43,8 @@ KEEPALIVE_S = 10
 # The kernel gives a peer up that has not acknowledged for this long: a pulled cable ends in an error.
 TCP_USER_TIMEOUT_MS = 30_000
 COMMAND_TIMEOUT_S = 120.0
+# A board that swaps, or boots, takes its time between the TCP connection and the login.
+SLOW_LOGIN_S = 60.0
 SIGKILL_STATUS = -1  # what paramiko reports when the command had no exit status
 
 PasswordPrompt = Callable[[str], str]
@@ -235,6 +237,7 @@ def _handshake(transport: paramiko.Transport, hop: Hop) -> None:
     preferred = [kind for kind in security.key_types if _family(kind) in {_family(k) for k in kinds}]
     security.key_types = preferred + [kind for kind in security.key_types if kind not in preferred]
     transport.set_keepalive(KEEPALIVE_S)
+    transport.banner_timeout = transport.auth_timeout = max(hop.timeout_s, SLOW_LOGIN_S)
     try:
         transport.start_client(timeout=hop.timeout_s)
     except (paramiko.SSHException, OSError, EOFError) as error:

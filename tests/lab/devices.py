@@ -46,7 +46,9 @@ class Lab:
         self.devices: dict[str, LabDevice] = {}
         self.begun_s = time.monotonic()
         (folder / "password").write_text(PASSWORD + "\n")
-        (folder / "ssh_config").write_text(f"Host *\n  UserKnownHostsFile {folder}/known_hosts\n")
+        (folder / "ssh_config").write_text(
+            f"Host *\n  UserKnownHostsFile {folder}/known_hosts\n  ConnectTimeout 60\n"
+        )
 
     def say(self, what: str) -> None:
         """A line with the time since the start: the lab is slow, people want to see it move."""
