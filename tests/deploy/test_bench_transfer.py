@@ -16,6 +16,7 @@ from starsd_deploy.bench.transfer import command
 from tests.deploy.loopback import LoopbackDevice
 
 
+@pytest.mark.slow
 def test_both_methods_are_measured_at_every_round_trip(board: LoopbackDevice, tmp_path: Path) -> None:
     """`board` is there for its check that an sshd is installed."""
     out = tmp_path / "rows.json"
