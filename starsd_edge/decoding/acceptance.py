@@ -45,10 +45,10 @@ class AcceptanceModel:
         ranks = np.minimum(tree.sibling_ranks, MAX_RANK - 1)
         probabilities: Float64Array = (self._taken / self._seen)[levels, ranks]
         probabilities[0] = 1.0
-        for depth in range(2, int(tree.depths.max()) + 1):
-            nodes = tree.depths == depth
-            probabilities[nodes] *= probabilities[tree.parents[nodes]]
-        return probabilities
+        values, parents = probabilities.tolist(), tree.parents.tolist()
+        for node in range(1, len(values)):  # parents come first
+            values[node] *= values[parents[node]]
+        return np.array(values)
 
     def learn(self, tree: DraftTree, tokens: Sequence[int], depth_offset: int = 0) -> None:
         """`tokens` are what the target said after the tree's root; as far as the tree goes they teach."""

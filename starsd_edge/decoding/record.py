@@ -151,9 +151,10 @@ class TypicalTree:
         self._count += 1
         weight = max(SMOOTHING, 1.0 / self._count)
         length = max(len(survival), len(self.survival))
-        old = np.pad(self.survival, (0, length - len(self.survival)))
-        new = np.pad(survival, (0, length - len(survival)))
-        self.survival = old + weight * (new - old)
+        mixed = np.zeros(length)
+        mixed[: len(self.survival)] = (1.0 - weight) * self.survival
+        mixed[: len(survival)] += weight * survival
+        self.survival = mixed
         self.verify_s += weight * (verify_s - self.verify_s)
         self._size += weight * (size - self._size)
 
