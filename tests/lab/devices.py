@@ -18,7 +18,7 @@ __all__ = ["Lab", "LabDevice", "LabNotRunError"]
 
 PROGRAM = Path(__file__).with_name("device")
 BUILD_TIMEOUT_S = 900
-SHORT_S = 180
+SHORT_S = 300
 LONG_S = 1500
 PASSWORD = "edge"  # of the lab's user, for sudo
 
