@@ -132,6 +132,7 @@ class Refused:
 
 Outcome: TypeAlias = Advanced | TreeReady | Refused
 
+NOTHING, BLOCKED = np.float32(0), np.float32(-np.inf)
 NO_TREE = TreeReady(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
@@ -162,6 +163,7 @@ class Engine:
         self._to_target: TokenArray = head.draft_to_target.cpu().numpy().astype(np.int32)
         self._groups = head.config.num_heads // head.config.num_kv_heads
         self._scale = 1.0 / math.sqrt(head.config.head_dim)
+        self._causal: dict[int, Tensor] = {}  # masks of committed rows, by their number
 
     @property
     def head(self) -> RowHead:
@@ -276,42 +278,47 @@ class Engine:
         kv_heads = k.shape[1]
         # [kv, n, groups, D]: the rows of a session times its groups are then one matrix per KV head.
         queries = (q * self._scale).view(n, kv_heads, self._groups, width).transpose(0, 1).contiguous()
-        keys, values = k.transpose(0, 1), v.transpose(0, 1)  # [kv, n, D]
+        fresh = torch.stack((k, v)).transpose(1, 2)  # [2, kv, n, D]
         mixed = torch.empty_like(queries)
         for block in blocks:
-            session, rows = block.item.session, slice(block.start, block.end)
-            self.kv.append(session.slot, keys[:, rows], values[:, rows])
-            past_keys, past_values = self.kv.rows(session.slot)  # [kv, len, D]
-            scores = torch.bmm(queries[:, rows].flatten(1, 2), past_keys.transpose(1, 2))
-            mask = self._mask(block)
+            slot, start, rows = block.item.session.slot, block.start, block.end - block.start
+            self.kv.append(slot, fresh.narrow(2, start, rows))
+            keys, values = self.kv.rows(slot).unbind(0)  # [kv, len, D]
+            scores = torch.bmm(queries.narrow(1, start, rows).flatten(1, 2), keys.transpose(1, 2))
+            mask = self._mask(block.item, rows)
             if mask is not None:
-                scores[:, :, -mask.shape[1] :] += mask
-            weights = scores.float().softmax(dim=-1).to(values.dtype)
-            mixed[:, rows] = torch.bmm(weights, past_values).view(kv_heads, -1, self._groups, width)
+                scores.narrow(2, scores.shape[2] - mask.shape[1], mask.shape[1]).add_(mask)
+            weights = torch.softmax(scores, -1, dtype=torch.float32)
+            if weights.dtype is not values.dtype:
+                weights = weights.to(values.dtype)
+            own = torch.bmm(weights, values).view(kv_heads, rows, self._groups, width)
+            mixed.narrow(1, start, rows).copy_(own)
         return mixed.transpose(0, 1).reshape(n, heads, width)
 
-    def _mask(self, block: _Block) -> Tensor | None:
+    def _mask(self, item: WorkItem, rows: int) -> Tensor | None:
         """What a row must not see among the last rows of its slot: float [rows * groups, m], or None."""
-        rows = block.end - block.start
-        if isinstance(block.item, Extend):
-            if rows == 1:
-                return None
-            sees: BoolArray = np.tri(rows, dtype=np.bool_)
-        else:
-            sees = self._sees(block.item.session, rows)
-        blocked = np.where(sees, np.float32(0), np.float32(-np.inf)).repeat(self._groups, axis=0)
-        return torch.from_numpy(blocked).to(self._head.device)
+        if isinstance(item, Grow):
+            return self._blocked(self._sees(item.session, rows))
+        if rows == 1:
+            return None
+        mask = self._causal.get(rows)
+        if mask is None:
+            mask = self._causal[rows] = self._blocked(np.tri(rows, dtype=np.bool_))
+        return mask
+
+    def _blocked(self, sees: BoolArray) -> Tensor:
+        blocked = np.where(sees, NOTHING, BLOCKED).repeat(self._groups, axis=0)
+        return torch.from_numpy(blocked).to(self._head.device, self._head.dtype)
 
     def _sees(self, session: SessionRows, rows: int) -> BoolArray:
         """bool [rows, t + rows] for new tree rows behind the t that are there: ancestors and itself."""
         before = self.kv.length(session.slot) - rows - session.committed
-        grown = np.zeros((before + rows, before + rows), np.bool_)
+        grown = np.eye(before + rows, dtype=np.bool_)
         if before:
             assert session.ancestors is not None
             grown[:before, :before] = session.ancestors
             last_level = before - session.last_rows
             grown[before:, :before] = session.ancestors[last_level + session.beams.parents]
-        grown[before:, before:] = np.eye(rows, dtype=np.bool_)
         session.ancestors = grown
         return grown[before:]
 

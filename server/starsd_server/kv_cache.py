@@ -26,6 +26,7 @@ class KvCache:
         shape = (slots, 2, config.num_kv_heads, max_len, config.head_dim)
         # Zeroed lazily by the system: a slot costs memory from the rows that were written to it.
         self._rows = torch.zeros(shape, dtype=dtype, device=device)
+        self._slots = list(self._rows.unbind(0))
         self._lengths = [0] * slots
         self.max_len = max_len
 
@@ -42,20 +43,17 @@ class KvCache:
         """Rows in the slot."""
         return self._lengths[slot]
 
-    def append(self, slot: int, keys: Tensor, values: Tensor) -> None:
-        """Write rows behind the last one: two of [kv_heads, n, D].
+    def append(self, slot: int, rows: Tensor) -> None:
+        """Write rows behind the last one: [2, kv_heads, n, D], keys and values.
 
         Raises:
             ValueError: the slot has no room for them.
         """
-        start = self._lengths[slot]
-        end = start + keys.shape[1]
-        if end > self.max_len:
-            raise ValueError(f"slot {slot} holds {start} of {self.max_len} rows: no room for {keys.shape[1]}")
-        rows = self._rows[slot]
-        rows[0, :, start:end] = keys
-        rows[1, :, start:end] = values
-        self._lengths[slot] = end
+        start, count = self._lengths[slot], rows.shape[2]
+        if start + count > self.max_len:
+            raise ValueError(f"slot {slot} holds {start} of {self.max_len} rows: no room for {count}")
+        self._slots[slot].narrow(2, start, count).copy_(rows)
+        self._lengths[slot] = start + count
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget every row from `length` on.
@@ -67,7 +65,6 @@ class KvCache:
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
         self._lengths[slot] = length
 
-    def rows(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of all rows of the slot and of nothing else: two views of [kv_heads, len, D]."""
-        rows = self._rows[slot, :, :, : self._lengths[slot]]
-        return rows[0], rows[1]
+    def rows(self, slot: int) -> Tensor:
+        """All rows of the slot and nothing else: a view of [2, kv_heads, len, D]."""
+        return self._slots[slot].narrow(2, 0, self._lengths[slot])

@@ -67,8 +67,8 @@ class Int8Linear(nn.Module):
         return y if self._bias is None else y.add_(self._bias)
 
     def _part(self, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-        row_scale = x.abs().amax(1, keepdim=True).clamp_min_(TINY).mul_(1.0 / INT8_MAX)  # [m, 1]
-        whole = (x / row_scale).round_().to(torch.int8)
+        row_scale = x.abs().amax(1, keepdim=True).mul_(1.0 / INT8_MAX).add_(TINY)  # [m, 1]
+        whole = x.div(row_scale).round_().to(torch.int8)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             whole, 1.0, 0, packed, scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
