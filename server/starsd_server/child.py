@@ -16,7 +16,16 @@ import msgspec
 
 from starsd_edge.errors import StarSDError
 
-__all__ = ["DRAIN", "Report", "read_command", "read_config", "tell", "tell_failed", "tell_ready"]
+__all__ = [
+    "DRAIN",
+    "Report",
+    "read_command",
+    "read_config",
+    "set_log_level",
+    "tell",
+    "tell_failed",
+    "tell_ready",
+]
 
 DRAIN = "drain"
 COMMAND_BYTES = 4096  # commands are one word
@@ -47,6 +56,10 @@ def read_config(kind: type[C]) -> C:
             sys.exit(0)
         line += byte
     return msgspec.json.decode(line, type=kind)
+
+
+def set_log_level(level: str) -> None:
+    logging.getLogger("starsd").setLevel(level.upper())
 
 
 def read_command() -> str | None:

@@ -52,5 +52,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int = 7
     drain_s: float = 2.0
     memory_mib: int = 1024
+    log_level: str = "info"
     engine: str = REAL_ENGINE
     trees: str = ""

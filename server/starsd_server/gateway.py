@@ -230,6 +230,7 @@ def cap_memory(mib: int) -> None:
 
 def main() -> None:
     config = child.read_config(ServiceConfig)
+    child.set_log_level(config.log_level)
     cap_memory(config.memory_mib)
     seed_libc()
     try:

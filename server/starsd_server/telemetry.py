@@ -35,7 +35,7 @@ from starsd_edge.protocol.telemetry import (
 from starsd_server.ipc import DeviceLink, GatewayState
 from starsd_server.scheduler import EvictReason, Limits, Policy, Refuse, Turn
 
-__all__ = ["Recorder", "SessionFacts", "hardware_name"]
+__all__ = ["Recorder", "SessionFacts", "copy_of", "hardware_name"]
 
 log = logging.getLogger("starsd.service")
 
@@ -90,6 +90,11 @@ class Recorder:
         self._sequence = 0
         self._started_s = started_s  # None: the first snapshot's time
         self.rounds = 0
+
+    @property
+    def engine(self) -> EngineSnapshot:
+        """The engine's counters, live."""
+        return self._engine
 
     # ---------------------------------------------------------------------------------- what happened
 
@@ -286,6 +291,11 @@ def _told_and_seen(told: Work, seen: Work) -> Work:
 
 # LINK comes with every update (Hints), so that the service has it round by round.
 SEEN_HERE = (Stage.LINK, Stage.QUEUE, Stage.DRAFT)
+
+
+def copy_of(engine: EngineSnapshot) -> EngineSnapshot:
+    """The counters as they are now."""
+    return msgspec.json.decode(msgspec.json.encode(engine), type=EngineSnapshot)
 
 
 def _name(key: SessionKey) -> str:

@@ -210,6 +210,7 @@ def choose_precision(config: ServiceConfig, device: torch.device) -> Precision:
 
 def main() -> None:
     config = child.read_config(ServiceConfig)
+    child.set_log_level(config.log_level)
     try:
         worker = Worker(config)
     except StarSDError as error:

@@ -12,8 +12,10 @@ from starsd_edge.errors import UsageError
 from starsd_edge.protocol.greeting import Identity
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, jain, measure
+from starsd_server.emulate.devices import FleetPlan
 from starsd_server.emulate.engines import EmulatedEngine, engine_profile_names, load_engine_profile
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
+from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.engine import Advanced, Engine, Extend, Grow, TreeReady, WorkItem
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.grow import GrowthLimits
@@ -123,11 +125,7 @@ def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
             engine="rtx-4090",
             trees=str(tmp_path / "trees.npz"),
         ),
-        identity=identity,
-        trace=trace,
-        profile=load_profile("agx-orin-int4"),
-        max_nodes=12,
-        wait_s=0.01,
+        fleet=FleetPlan(identity, trace, load_profile("agx-orin-int4"), max_nodes=12, wait_s=0.01),
         warm_up_s=1.0,
         seconds=2.0,
     )
@@ -138,3 +136,30 @@ def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
     assert 0 < row.busy_while_waited_for <= 1
     assert row.fairness_jain > 0.5
     assert row.batch_rows_mean >= 1
+
+
+@pytest.mark.parametrize("scheduler", ["batched", "serial"])
+def test_virtual_time_needs_no_processes(tmp_path: Path, scheduler: str) -> None:
+    """The same devices and sessions in one process, in seconds that pass only when told."""
+    trace = random_trace()
+    record_trees(real_engine(), trace, LIMITS).save(tmp_path / "trees.npz")
+    identity = Identity(
+        target="toy",
+        target_hash="0",
+        vocab_size=VOCAB,
+        tokenizer_hash="1",
+        hidden_size=HIDDEN,
+        feature_size=HIDDEN,
+    )
+    plan = BenchPlan(
+        config=ServiceConfig(
+            heads=(), bind="", folder="", engine="rtx-4090", trees=str(tmp_path / "trees.npz"), max_len=128
+        ),
+        fleet=FleetPlan(identity, trace, load_profile("agx-orin-int4"), max_nodes=12, wait_s=0.01),
+        warm_up_s=0.5,
+        seconds=1.0,
+    )
+    row = measure_virtually(plan, scheduler, targets=3, host_factor=0.0)
+    assert row.rounds_per_s > 3
+    assert row.busy_while_waited_for == pytest.approx(1.0)
+    assert (row.batch_rows_mean > 7) or scheduler == "serial"

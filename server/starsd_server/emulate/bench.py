@@ -15,18 +15,15 @@ import msgspec
 import numpy as np
 import zmq
 
-from starsd_edge.decoding.costs import DeviceProfile
 from starsd_edge.errors import UnreachableError
 from starsd_edge.latency import Histogram
 from starsd_edge.link.sockets import SyncSocket, make_context
-from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.telemetry import TOPIC, EngineSnapshot, decode_snapshot
 from starsd_server.config import ServiceConfig
-from starsd_server.emulate.devices import Fleet, Round
-from starsd_server.emulate.trace import Trace
+from starsd_server.emulate.devices import FleetPlan, Round, SocketFleet
 from starsd_server.service import Service
 
-__all__ = ["BenchPlan", "BenchRow", "measure"]
+__all__ = ["BenchPlan", "BenchRow", "measure", "row_of"]
 
 SNAPSHOT_PATIENCE_MS = 5000
 
@@ -41,12 +38,7 @@ class BenchPlan:
     """
 
     config: ServiceConfig
-    identity: Identity
-    trace: Trace
-    profile: DeviceProfile
-    max_nodes: int
-    wait_s: float
-    rtt_s: float = 0.0
+    fleet: FleetPlan
     warm_up_s: float = 3.0
     seconds: float = 10.0
 
@@ -88,27 +80,18 @@ def measure(plan: BenchPlan, scheduler: str, targets: int) -> BenchRow:
         ready = service.start()
         context = stack.enter_context(make_context())
         watch = stack.enter_context(contextlib.closing(subscribed(context, ready.monitor)))
-        fleet = Fleet(
-            context,
-            ready.address,
-            plan.identity,
-            plan.trace,
-            plan.profile,
-            targets,
-            max_nodes=plan.max_nodes,
-            wait_s=plan.wait_s,
-            rtt_s=plan.rtt_s,
-        )
+        fleet = SocketFleet(context, ready.address, plan.fleet, targets)
         stack.callback(fleet.close)
         fleet.start()
         fleet.run(plan.warm_up_s)
-        first, up, down = engine_now(watch), fleet.bytes_up, fleet.bytes_down
-        fleet.rounds.clear()
+        players = fleet.players
+        first, up, down = engine_now(watch), players.bytes_up, players.bytes_down
+        players.rounds.clear()
         started_s = time.monotonic()
         fleet.run(plan.seconds)
         last, seconds = engine_now(watch), time.monotonic() - started_s
-        bytes_each = (fleet.bytes_up - up, fleet.bytes_down - down)
-        return row_of(plan, scheduler, targets, fleet.rounds, seconds, (first, last), bytes_each)
+        bytes_each = (players.bytes_up - up, players.bytes_down - down)
+        return row_of(plan, scheduler, targets, players.rounds, seconds, (first, last), bytes_each)
 
 
 def row_of(

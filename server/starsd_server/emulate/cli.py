@@ -13,13 +13,16 @@ from starsd_edge.decoding.costs import load_profile
 from starsd_server.cli_serve import head_sources, software
 from starsd_server.config import REAL_ENGINE, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, BenchRow, measure
+from starsd_server.emulate.devices import FleetPlan
 from starsd_server.emulate.engines import load_engine_profile
 from starsd_server.emulate.record import open_trace, recorded_trees
+from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.heads.checkpoint import read_manifest
 from starsd_server.scheduler import Limits, Policy
 
 __all__ = ["command"]
 
+HOST_FACTOR = 1.0  # virtual time: the host's part of a step, in units of this machine's processor time
 WAIT_S = 0.01  # what a device is taken to wait for a tree, when its size is chosen by cost
 COLUMNS = (
     "scheduler  engine    targets  tokens/s  per target   tau   busy  idle ms  rows  "
@@ -52,6 +55,7 @@ AT_LEAST_ONE = click.IntRange(1)
 @click.option("--target", type=click.Path(path_type=Path), help="The head's target, needed once.")
 @click.option("--bundle", default=EMBEDDED, show_default=True, help="The target whose answers are recorded.")
 @click.option("--threads", default=1, show_default=True, type=AT_LEAST_ONE, help="Of the real engine.")
+@click.option("--virtual", is_flag=True, help="In virtual time, without sockets: no noise of this machine.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows there.")
 @click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw throughput and busy fraction.")
 def command(
@@ -67,6 +71,7 @@ def command(
     target: Path | None,
     bundle: str,
     threads: int,
+    virtual: bool,
     json_file: Path | None,
     png_file: Path | None,
 ) -> None:
@@ -103,27 +108,27 @@ def command(
             max_nodes=max_nodes,
             engine=engine,
             trees=trees,
+            log_level="warning",
         ),
-        identity=manifest.identity,
-        trace=trace,
-        profile=device,
-        max_nodes=max_nodes,
-        wait_s=WAIT_S,
-        rtt_s=rtt_ms / 1e3,
+        fleet=FleetPlan(manifest.identity, trace, device, max_nodes, WAIT_S, rtt_ms / 1e3),
         seconds=seconds,
     )
     policies = [policy.value for policy in Policy] if scheduler == "both" else [scheduler]
-    click.echo(
-        f"targets timed as {device.device}, {device.model} {device.precision} (emulated); engine: {engine}"
-    )
+    clock = "virtual time" if virtual else "real processes and sockets"
+    timed_as = f"{device.device}, {device.model} {device.precision}"
+    click.echo(f"targets timed as {timed_as} (emulated); engine: {engine}; {clock}")
     click.echo(COLUMNS)
     rows: list[BenchRow] = []
     for count in counts:
         for policy in policies:
-            rows.append(measure(plan, policy, count))
+            rows.append(
+                measure_virtually(plan, policy, count, HOST_FACTOR)
+                if virtual
+                else measure(plan, policy, count)
+            )
             click.echo(line_of(rows[-1]))
     if json_file is not None:
-        facts = {"profile": profile, "engine": engine, "rtt_ms": rtt_ms, "seconds": seconds}
+        facts = {"profile": profile, "engine": engine, "rtt_ms": rtt_ms, "seconds": seconds, "clock": clock}
         json_file.write_text(json.dumps({**facts, "rows": [row.as_dict() for row in rows]}, indent=2) + "\n")
     if png_file is not None:
         from starsd_server.emulate.plot import draw

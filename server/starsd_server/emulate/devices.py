@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import zmq
@@ -19,15 +20,25 @@ import zmq
 from starsd_edge.decoding.costs import DeviceProfile
 from starsd_edge.decoding.tree import NO_PARENT, DraftTree
 from starsd_edge.errors import UnreachableError
-from starsd_edge.link.sockets import SyncSocket
+from starsd_edge.link.sockets import SyncSocket, edge_socket
+from starsd_edge.protocol.codec import Frames
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.limits import MAX_CHUNK_BYTES
-from starsd_edge.protocol.messages import Busy, Draft, Hints, Message, NeedPrefill, PrefillAck, Welcome
+from starsd_edge.protocol.messages import (
+    Busy,
+    Draft,
+    GoAway,
+    Hints,
+    Message,
+    NeedPrefill,
+    PrefillAck,
+    Welcome,
+)
 from starsd_edge.types import TokenArray
-from starsd_server.emulate.edge import EmulatedEdge
+from starsd_server.emulate.edge import EdgeSide
 from starsd_server.emulate.trace import Conversation, Trace
 
-__all__ = ["Fleet", "Round", "tree_of"]
+__all__ = ["FleetPlan", "Players", "Round", "SocketFleet", "tree_of"]
 
 MAX_CHUNK_ROWS = 400  # of a prompt in one message, where its bytes allow as many
 START_PATIENCE_S = 60.0
@@ -50,99 +61,108 @@ class _Device:
     """One emulated edge and where it is in its conversation."""
 
     number: int
-    edge: EmulatedEdge
+    edge: EdgeSide
     conversations: Iterator[Conversation]
     conversation: Conversation | None = None
     sent_rows: int = 0
     verify_s: float = 0.0
     num_accepted: int = 0
-    inbox: list[Message] = field(default_factory=list)
 
 
-class Fleet:
-    """`count` devices of one profile against one service."""
+class Timers:
+    """What is due when; the caller's clock decides when that is."""
 
-    def __init__(
-        self,
-        context: zmq.Context[SyncSocket],
-        address: str,
-        identity: Identity,
-        trace: Trace,
-        profile: DeviceProfile,
-        count: int,
-        *,
-        max_nodes: int,
-        wait_s: float,
-        rtt_s: float = 0.0,
-    ) -> None:
-        self._profile, self._wait_s, self._rtt_s = profile, wait_s, rtt_s
-        self._max_nodes = max_nodes
-        self._poller = zmq.Poller()
-        self._devices: dict[SyncSocket, _Device] = {}
+    def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+
+    def at(self, due_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (due_s, next(self._order), action))
+
+    @property
+    def next_s(self) -> float:
+        """When the next is due; infinity when nothing is."""
+        return self._due[0][0] if self._due else math.inf
+
+    def run(self, now_s: float) -> None:
+        """Do what is due by now."""
+        while self._due and self._due[0][0] <= now_s:
+            heapq.heappop(self._due)[2]()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What the devices of a fleet have in common.
+
+    wait_s  what a device is taken to wait for a tree, when the tree's size is chosen by cost
+    rtt_s   emulated delay of the line, there and back
+    """
+
+    identity: Identity
+    trace: Trace
+    profile: DeviceProfile
+    max_nodes: int
+    wait_s: float
+    rtt_s: float = 0.0
+
+
+class Players:
+    """The devices, without what carries their messages: tell them what arrives and let the timers run."""
+
+    def __init__(self, plan: FleetPlan, clock: Callable[[], float]) -> None:
+        self._plan, self._clock = plan, clock
+        self._devices: list[_Device] = []
+        self.timers = Timers()
         self.rounds: list[Round] = []
-        for number in range(count):
-            edge = EmulatedEdge(
-                context,
-                address,
-                identity,
-                f"device-{number}",
-                curve=profile.curve,
-                max_nodes=max_nodes,
-            )
-            # Each starts with another conversation, so that no two are in step.
-            at = number % len(trace.conversations)
-            turns = itertools.cycle(trace.conversations[at:] + trace.conversations[:at])
-            self._devices[edge.socket] = _Device(number, edge, turns)
-            self._poller.register(edge.socket, zmq.POLLIN)
 
-    def start(self) -> None:
-        """Greet the service and send the first prompts. Raises UnreachableError when it does not answer."""
-        for device in self._devices.values():
-            if not device.edge.socket.poll(int(START_PATIENCE_S * 1e3), zmq.POLLOUT):
-                raise UnreachableError("the draft service of the benchmark cannot be reached")
+    def add(self, send: Callable[[Frames], object]) -> int:
+        """A new device that sends through `send`; its number."""
+        number = len(self._devices)
+        edge = EdgeSide(
+            send,
+            self._plan.identity,
+            f"device-{number}",
+            curve=self._plan.profile.curve,
+            max_nodes=self._plan.max_nodes,
+        )
+        # Each starts with another conversation, so that no two are in step.
+        recorded = self._plan.trace.conversations
+        at = number % len(recorded)
+        self._devices.append(_Device(number, edge, itertools.cycle(recorded[at:] + recorded[:at])))
+        return number
+
+    def hello(self) -> None:
+        """All devices greet the service; each goes on by itself from there."""
+        for device in self._devices:
             device.edge.hello()
-            answer = device.edge.receive(int(START_PATIENCE_S * 1e3))
-            if not isinstance(answer, Welcome):
-                raise UnreachableError(f"the draft service of the benchmark answered {answer}")
-            self._next_conversation(device)
 
-    def run(self, seconds: float) -> None:
-        """Play for `seconds`; finished rounds are added to `rounds`."""
-        end_s = time.monotonic() + seconds
-        while (now_s := time.monotonic()) < end_s:
-            while self._due and self._due[0][0] <= now_s:
-                heapq.heappop(self._due)[2]()
-            next_s = min(end_s, self._due[0][0]) if self._due else end_s
-            wait_ms = max(0, int((next_s - time.monotonic()) * 1e3))
-            for socket, _ in self._poller.poll(wait_ms):
-                device = self._devices[socket]
-                while (message := device.edge.receive()) is not None:
-                    self._after(self._rtt_s / 2, self._arrived, device, message)
+    def leave(self) -> None:
+        for device in self._devices:
+            device.edge.leave()
+
+    def arrived(self, number: int, frames: Frames) -> None:
+        """The service sent `frames` to a device; they reach it after half a round trip."""
+        device = self._devices[number]
+        self._after(self._plan.rtt_s / 2, lambda: self._take(device, device.edge.take(frames)))
 
     @property
     def bytes_up(self) -> int:
-        return sum(device.edge.bytes_up for device in self._devices.values())
+        return sum(device.edge.bytes_up for device in self._devices)
 
     @property
     def bytes_down(self) -> int:
-        return sum(device.edge.bytes_down for device in self._devices.values())
+        return sum(device.edge.bytes_down for device in self._devices)
 
-    def close(self) -> None:
-        for device in self._devices.values():
-            device.edge.close()
-
-    # ----------------------------------------------------------------------------------------- rounds
-
-    def _arrived(self, device: _Device, message: Message) -> None:
+    def _take(self, device: _Device, message: Message) -> None:
         if isinstance(message, Draft):
             self._verify(device, message)
+        elif isinstance(message, Welcome):
+            self._next_conversation(device)
         elif isinstance(message, Busy):
-            self._after(message.retry_after_ms / 1e3, self._begin, device)
+            self._after(message.retry_after_ms / 1e3, lambda: self._begin(device))
         elif isinstance(message, NeedPrefill):
             self._begin(device)
-        elif not isinstance(message, PrefillAck):
+        elif not isinstance(message, PrefillAck | GoAway):
             raise UnreachableError(f"the draft service of the benchmark answered {message}")
 
     def _next_conversation(self, device: _Device) -> None:
@@ -168,21 +188,21 @@ class Fleet:
         rows = slice(device.sent_rows, end)
         device.sent_rows = end
         hints = Hints(
-            max_nodes=self._max_nodes,
+            max_nodes=self._plan.max_nodes,
             num_accepted=device.num_accepted,
             verify_us=int(device.verify_s * 1e6),
-            wait_us=int(self._wait_s * 1e6),
+            wait_us=int(self._plan.wait_s * 1e6),
         )
         device.edge.update(_tokens_of(device.conversation, rows), device.conversation.features[rows], hints)
 
     def _verify(self, device: _Device, draft: Draft) -> None:
         """Hold the answer back until the profile's verify time has passed."""
-        assert device.conversation is not None
         tree = tree_of(draft, int(device.edge.tokens[-1]))
-        device.verify_s = self._profile.curve(len(tree))
-        self._after(device.verify_s, self._commit, device, tree, draft)
+        device.verify_s = self._plan.profile.curve(len(tree))
+        self._after(device.verify_s, lambda: self._commit(device, tree, draft))
 
     def _commit(self, device: _Device, tree: DraftTree, draft: Draft) -> None:
+        """Accept what the recorded answer says, and hand it on after half a round trip."""
         conversation = device.conversation
         assert conversation is not None
         node, accepted = 0, 0
@@ -193,28 +213,51 @@ class Fleet:
                 break
             node, accepted = child, accepted + 1
         device.num_accepted = accepted
-        self.rounds.append(
-            Round(
-                device.number,
-                time.monotonic(),
-                accepted + 1,
-                len(tree),
-                draft.queue_us / 1e6,
-                draft.draft_us / 1e6,
-            )
-        )
+        queue_s, draft_s = draft.queue_us / 1e6, draft.draft_us / 1e6
+        self.rounds.append(Round(device.number, self._clock(), accepted + 1, len(tree), queue_s, draft_s))
         end = device.sent_rows + accepted + 1
-        if end >= len(conversation.tokens) - 1:
-            self._after(self._rtt_s / 2, self._next_conversation, device)
-        else:
-            self._after(self._rtt_s / 2, self._update, device, end)
+        over = end >= len(conversation.tokens) - 1
+        going_on = (lambda: self._next_conversation(device)) if over else (lambda: self._update(device, end))
+        self._after(self._plan.rtt_s / 2, going_on)
 
-    def _after(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
-        if seconds <= 0:
-            action(*arguments)
-            return
-        due = (time.monotonic() + seconds, next(self._order), lambda: action(*arguments))
-        heapq.heappush(self._due, due)
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timers.at(self._clock() + seconds, action)
+
+
+class SocketFleet:
+    """Players over real sockets, in real time."""
+
+    def __init__(self, context: zmq.Context[SyncSocket], address: str, plan: FleetPlan, count: int) -> None:
+        self.players = Players(plan, time.monotonic)
+        self._poller = zmq.Poller()
+        self._numbers: dict[SyncSocket, int] = {}
+        for _ in range(count):
+            socket = edge_socket(context, None)
+            socket.connect(address)
+            self._numbers[socket] = self.players.add(socket.send_multipart)
+            self._poller.register(socket, zmq.POLLIN)
+
+    def start(self) -> None:
+        """Connect and greet. Raises UnreachableError when the service cannot be reached."""
+        for socket in self._numbers:
+            if not socket.poll(int(START_PATIENCE_S * 1e3), zmq.POLLOUT):
+                raise UnreachableError("the draft service of the benchmark cannot be reached")
+        self.players.hello()
+
+    def run(self, seconds: float) -> None:
+        """Play for `seconds`."""
+        end_s = time.monotonic() + seconds
+        while (now_s := time.monotonic()) < end_s:
+            self.players.timers.run(now_s)
+            left_s = min(end_s, self.players.timers.next_s) - time.monotonic()
+            for socket, _ in self._poller.poll(max(0, int(left_s * 1e3))):
+                while socket.poll(0):
+                    self.players.arrived(self._numbers[socket], socket.recv_multipart())
+
+    def close(self) -> None:
+        self.players.leave()
+        for socket in self._numbers:
+            socket.close()
 
 
 def tree_of(draft: Draft, root: int) -> DraftTree:

@@ -15,7 +15,7 @@ import zmq
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.prefix import prefix_crc
 from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket
-from starsd_edge.protocol.codec import decode, encode
+from starsd_edge.protocol.codec import Frames, decode, encode
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype, encode_rows
 from starsd_edge.protocol.greeting import HelloBody, Identity
 from starsd_edge.protocol.messages import (
@@ -32,28 +32,25 @@ from starsd_edge.protocol.messages import (
 )
 from starsd_edge.types import FeatureArray, TokenArray
 
-__all__ = ["EmulatedEdge"]
+__all__ = ["EdgeSide", "EmulatedEdge"]
 
 
-class EmulatedEdge:
-    """One session of one device. Every request returns at once; `receive` gives what came back."""
+class EdgeSide:
+    """One session of one device, whatever carries its messages: `send` takes frames, `take` gets them."""
 
     def __init__(
         self,
-        context: zmq.Context[SyncSocket],
-        address: str,
+        send: Callable[[Frames], object],
         identity: Identity,
         device: str,
         *,
         curve: CostCurve | None = None,
-        keys: EdgeKeys | None = None,
         dtype: FeatureDtype = FeatureDtype.FP16,
         max_nodes: int = 60,
     ) -> None:
-        self.socket = edge_socket(context, keys)
-        self.socket.connect(address)
         self.session = secrets.randbits(64)
         self.tokens: TokenArray = np.empty(0, np.int32)  # committed, root included
+        self._send_frames = send
         self._identity, self._device, self._curve, self._dtype = identity, device, curve, dtype
         self._max_nodes = max_nodes
         self._boot_id = self._epoch = self._round = 0
@@ -92,15 +89,11 @@ class EmulatedEdge:
     def ping(self, nonce: int) -> None:
         self._send(Ping(Head(self.session, self._boot_id), nonce))
 
-    def close(self) -> None:
+    def leave(self) -> None:
         self._send(Close(Head(self.session, self._boot_id)))
-        self.socket.close()
 
-    def receive(self, timeout_ms: int = 0) -> Message | None:
-        """The next message of the service, waiting up to `timeout_ms`; None when there is none."""
-        if not self.socket.poll(timeout_ms):
-            return None
-        frames = self.socket.recv_multipart()
+    def take(self, frames: Frames) -> Message:
+        """What the service said in `frames`."""
         self.bytes_down += sum(map(len, frames))
         message = decode(frames)
         if isinstance(message, Welcome):
@@ -121,4 +114,33 @@ class EmulatedEdge:
     def _send(self, message: Message) -> None:
         frames = encode(message)
         self.bytes_up += sum(map(len, frames))
-        self.socket.send_multipart(frames)
+        self._send_frames(frames)
+
+
+class EmulatedEdge(EdgeSide):
+    """An EdgeSide over a real socket. Every request returns at once; `receive` gives what came back."""
+
+    def __init__(
+        self,
+        context: zmq.Context[SyncSocket],
+        address: str,
+        identity: Identity,
+        device: str,
+        *,
+        curve: CostCurve | None = None,
+        keys: EdgeKeys | None = None,
+        max_nodes: int = 60,
+    ) -> None:
+        self.socket = edge_socket(context, keys)
+        self.socket.connect(address)
+        super().__init__(self.socket.send_multipart, identity, device, curve=curve, max_nodes=max_nodes)
+
+    def receive(self, timeout_ms: int = 0) -> Message | None:
+        """The next message of the service, waiting up to `timeout_ms`; None when there is none."""
+        if not self.socket.poll(timeout_ms):
+            return None
+        return self.take(self.socket.recv_multipart())
+
+    def close(self) -> None:
+        self.leave()
+        self.socket.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 
@@ -87,8 +88,17 @@ class _Context:
 class EmulatedEngine:
     """A StepEngine for sessions that replay a trace."""
 
-    def __init__(self, profile: EngineProfile, trees: RecordedTrees, slots: int, max_len: int) -> None:
+    def __init__(
+        self,
+        profile: EngineProfile,
+        trees: RecordedTrees,
+        slots: int,
+        max_len: int,
+        spend: Callable[[float], None] | None = None,
+    ) -> None:
+        """`spend` lets the seconds of a step pass: by waiting, unless the clock is a virtual one."""
         self._profile, self._trees, self._max_len = profile, trees, max_len
+        self._spend = spend or wait
         self._contexts = [_Context() for _ in range(slots)]
 
     def reset(self, slot: int) -> SessionRows:
@@ -97,17 +107,10 @@ class EmulatedEngine:
 
     def step(self, items: list[WorkItem]) -> list[Outcome]:
         """The recorded outcomes, after the time the profile takes for them."""
-        until_s = time.monotonic()
         rows = sum(self._rows(item) for item in items)
         kv_rows = sum(item.session.committed for item in items)
-        until_s += self._profile.step_s(rows, kv_rows)
-        outcomes = [self._extend(item) if isinstance(item, Extend) else self._grow(item) for item in items]
-        left_s = until_s - time.monotonic() - SPIN_S
-        if left_s > 0:
-            time.sleep(left_s)
-        while time.monotonic() < until_s:
-            pass
-        return outcomes
+        self._spend(self._profile.step_s(rows, kv_rows))
+        return [self._extend(item) if isinstance(item, Extend) else self._grow(item) for item in items]
 
     def _rows(self, item: WorkItem) -> int:
         if isinstance(item, Extend):
@@ -139,3 +142,12 @@ class EmulatedEngine:
         if context.level < len(context.tree.beams):
             return Advanced(context.tree.beams[context.level])
         return context.tree.tree
+
+
+def wait(seconds: float) -> None:
+    """Let real time pass."""
+    until_s = time.monotonic() + seconds
+    if seconds > SPIN_S:
+        time.sleep(seconds - SPIN_S)
+    while time.monotonic() < until_s:
+        pass
