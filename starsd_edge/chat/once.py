@@ -8,7 +8,7 @@ import msgspec
 
 from starsd_edge.chat.answer import AnswerEnd, AnswerPiece, FinishReason
 from starsd_edge.chat.conversation import Conversation
-from starsd_edge.chat.show import interrupts_stop
+from starsd_edge.chat.keyboard import interrupts_stop
 
 __all__ = ["AnswerReport", "answer_once"]
 

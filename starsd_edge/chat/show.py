@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import TextIO
 
 from starsd_edge.chat.answer import (
@@ -17,14 +14,14 @@ from starsd_edge.chat.answer import (
     FinishReason,
     PromptRead,
 )
-from starsd_edge.chat.backend import Backend
 from starsd_edge.chat.conversation import Conversation
+from starsd_edge.chat.keyboard import interrupts_stop, typed_ahead_unseen
 from starsd_edge.chat.markdown import MarkdownStream
 from starsd_edge.chat.screen import Screen, terminal_columns
 from starsd_edge.chat.status import figures_line, link_words
 from starsd_edge.errors import StarSDError
 
-__all__ = ["Look", "interrupts_stop", "say", "show_answer"]
+__all__ = ["Look", "say", "show_answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ def show_answer(conversation: Conversation, events: Iterator[AnswerEvent], look:
     end: AnswerEnd | None = None
     failure = ""
     link = conversation.backend.link
-    with interrupts_stop(conversation.backend):
+    with interrupts_stop(conversation.backend), typed_ahead_unseen():
         try:
             for event in events:
                 if isinstance(event, AnswerPiece):
@@ -86,25 +83,6 @@ def say(look: Look, line: str) -> None:
     """One line of ours, dim so that it is not taken for the model's."""
     look.out.write(f"\x1b[2m{line}\x1b[0m\n" if look.live else f"{line}\n")
     look.out.flush()
-
-
-@contextmanager
-def interrupts_stop(backend: Backend) -> Iterator[None]:
-    """Ctrl-C ends the answer with what it has; a second one does not wait for the round to end."""
-    pressed = 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed += 1
-        backend.cancel()
-        if pressed > 1:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _closing_line(conversation: Conversation, end: AnswerEnd) -> str:

@@ -60,6 +60,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
         leave(terminal)
 
 
+def test_typing_ahead_waits_for_the_prompt_and_spoils_nothing() -> None:
+    answer = " ".join(f"word{number}" for number in range(40))
+    with chat(script=answer, max_len=2000, round_s=0.01) as terminal:
+        enter(terminal, "Go\r")
+        terminal.expect("word3 ")
+        terminal.send("the next question")
+        terminal.expect("tokens/s")
+        terminal.expect(lambda _: terminal.cursor_line == ">>> the next question")
+        assert 1 == terminal.raw.count(b"next question")
+        terminal.send("\x15")
+        leave(terminal)
+
+
 def test_ctrl_c_at_an_empty_prompt_says_how_to_leave() -> None:
     with chat(script=FOX) as terminal:
         enter(terminal, "\x03")
