@@ -73,7 +73,7 @@ class VirtualService:
     def run(self, until_s: float) -> None:
         """Let devices and service go on until the clock says so."""
         while self._clock.now_s < until_s:
-            self._players.timers.run(self._clock.now_s)
+            self._run_timers()
             before = time.process_time()
             inbox, self._inbox = self._inbox, []
             for arrived_s, number, frames in inbox:
@@ -89,6 +89,15 @@ class VirtualService:
                 self._players.arrived(int(reply.route), reply.frames)
             if not stepped and self._clock.now_s == spent_before and not self._inbox:
                 self._clock.now_s = min(until_s, max(self._clock.now_s, self._players.timers.next_s))
+
+    def _run_timers(self) -> None:
+        """Each at its own time, though a step may have gone on beyond it: a message that came in while a step
+        ran has waited since then."""
+        now_s = self._clock.now_s
+        while self._players.timers.next_s <= now_s:
+            self._clock.now_s = self._players.timers.next_s
+            self._players.timers.run(self._clock.now_s)
+        self._clock.now_s = now_s
 
     def _line(self, number: int) -> Callable[[Frames], None]:
         return lambda frames: self._inbox.append((self._clock.now_s, number, frames))
