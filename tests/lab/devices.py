@@ -74,6 +74,10 @@ class Lab:
         if done.returncode:
             raise LabNotRunError(f"{device.name} does not boot: {done.stderr.strip()}")
 
+    def impair(self, name: str, settings: str) -> None:
+        """Change a device's link, as `key=value` words of link.py; it is as before after the next boot."""
+        Path("/run/starsd-lab", f"{name}.link").write_text(settings + "\n")
+
     def unplug(self, name: str) -> None:
         """A power cut: nothing on the device gets to say goodbye."""
         self._device("unplug", name, timeout_s=SHORT_S)

@@ -17,8 +17,8 @@ from tests.lab.devices import Lab, LabDevice
 pytestmark = pytest.mark.lab
 
 DESK = LabDevice("desk", "10.77.2.2", "10.77.2.1", ("--arch", "amd64"))
-RADIO = "--delay-ms 10 --jitter-ms 3 --loss 0.01 --rate-mbit 60"
-LAP = LabDevice("lap1", "10.77.3.2", "10.77.3.1", ("--arch", "amd64", "--link", RADIO))
+LAP = LabDevice("lap1", "10.77.3.2", "10.77.3.1", ("--arch", "amd64", "--link", "--delay-ms 2"))
+BAD_RADIO = "delay_ms=10 jitter_ms=3 loss=0.01 rate_mbit=60"
 BOARD = LabDevice("jet1", "10.77.1.2", "10.77.1.1", ("--arch", "arm64", "--board", "orin-nano-jp62"))
 
 FLEET = """\
@@ -104,7 +104,8 @@ def test_fleet_from_bare_to_chat_through_power_cuts_and_back(lab: Lab) -> None:
     assert outcome["ending"] == "changed"
     lab.say(f"lap1 went on: {outcome['sent_bytes']} bytes more, {there} were whole before")
 
-    lab.say("chatting on lap1 over the bad link")
+    lab.say("chatting on lap1 over a bad link")
+    lab.impair("lap1", BAD_RADIO)
     first = ask(lab, "lap1")
     assert drafted(first) > 0
     plain = lab.shell(
