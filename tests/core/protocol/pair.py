@@ -126,12 +126,14 @@ class Pair:
         dtypes: list[str] | None = None,
         timing: EdgeTiming = DEFAULT_TIMING,
         max_history_bytes: int = 1 << 20,
+        session: int = 5,
+        boot_id: int = 1,
     ) -> None:
         self.now_s = 0.0
         self.edge = EdgeConnection(
-            5, hello(dtypes), lambda: 0.5, timing=timing, max_history_bytes=max_history_bytes
+            session, hello(dtypes), lambda: 0.5, timing=timing, max_history_bytes=max_history_bytes
         )
-        self.service = Service()
+        self.service = Service(SessionTable(offer(boot_id)))
         self.reachable = True
         self.trees: deque[DraftTree] = deque()
         self.sent: list[Message] = []
