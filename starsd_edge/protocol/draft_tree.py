@@ -35,5 +35,7 @@ def rebuild_tree(draft: Draft, history: History, vocab_size: int) -> DraftTree |
 
 def still_leads_on(tree: DraftTree, history: History) -> bool:
     """Whether something is left of `tree` after what was committed since it was asked for."""
+    if tree.base_len == history.committed_len:
+        return len(tree) > 1
     rest = tree.descend(history.tokens(tree.base_len, history.committed_len).tolist())
     return rest is not None and len(rest) > 1
