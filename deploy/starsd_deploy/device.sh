@@ -184,6 +184,7 @@ note() { printf '{"event": "%s", "release": "%s", "by": %s}\n' "$1" "$2" "$(cat 
 shim() { # the command for people who log in: always the current release's
     put "$root/bin/starsd" 700 <<EOF
 #!/bin/sh
+export STARSD_CONFIG="$root/config" STARSD_KEYS="$root/keys" STARSD_CACHE="$root/cache" STARSD_STATE="$root/state"
 exec env -u PYTHONPATH "$root/current/venv/bin/python" -I -m starsd_edge "\$@"
 EOF
 }
