@@ -33,9 +33,10 @@ def command(quant: str, threads: int, service: str, profile: str | None) -> None
     manifest = bundle.manifest
     target: Target = target_class(manifest).load(bundle, threads)
     curve = measured_curve(target)
+    emulated: EmulatedTarget | None = None
     if profile:
-        target = EmulatedTarget(target, load_profile(profile), time.monotonic, time.sleep)
-        curve = target.profile.curve
+        target = emulated = EmulatedTarget(target, load_profile(profile), time.monotonic, time.sleep)
+        curve = emulated.profile.curve
     drafts = find_draft_service(service, None)
     assert drafts is not None
     drafter = drafts.open_drafter(manifest, curve, manifest.max_len)
@@ -45,6 +46,7 @@ def command(quant: str, threads: int, service: str, profile: str | None) -> None
         stop_tokens=frozenset(manifest.stop_tokens),
         drafter=drafter,
         policy=AdaptivePolicy(curve),
+        overruns=lambda: emulated.num_overruns if emulated else 0,
     )
     try:
         say(Ready(manifest.flavour, quant, points(curve)))

@@ -35,6 +35,7 @@ class Answer:
     updates         rounds that went to the draft service, update_bytes what they took on the link; the
                     prompt's rows are not in there
     downlink_bytes  all that came back
+    overruns        forwards that took longer here than the emulated device would
     """
 
     tokens: list[int]
@@ -45,6 +46,7 @@ class Answer:
     updates: int = 0
     update_bytes: int = 0
     downlink_bytes: int = 0
+    overruns: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -71,7 +73,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Medians over the prompts; ratio is the median of the prompts' own ratios."""
+    """Medians over the prompts; ratio is the median of the prompts' own ratios.
+
+    overrun_share  of all forwards, those that this machine was too slow for: above a few per cent the figures
+                   are not the profile's
+    """
 
     profile: str
     prompts: int
@@ -82,12 +88,14 @@ class Summary:
     acceptance_length: float
     uplink_bytes_per_round: float
     downlink_bytes_per_round: float
+    overrun_share: float = 0.0
 
 
 def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
     """Answers of a single token say nothing of speed and count for equality only."""
     timed = [c for c in comparisons if len(c.plain.tokens) > 1] or list(comparisons)
     starsd = [c.starsd for c in comparisons]
+    answers = [*starsd, *(c.plain for c in comparisons)]
     updates = sum(answer.updates for answer in starsd)
     verified = sum(answer.verified_rounds for answer in starsd)
     return Summary(
@@ -100,6 +108,7 @@ def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
         acceptance_length=1 + sum(answer.accepted for answer in starsd) / verified if verified else 1.0,
         uplink_bytes_per_round=sum(a.update_bytes for a in starsd) / max(updates, 1),
         downlink_bytes_per_round=sum(a.downlink_bytes for a in starsd) / max(updates, 1),
+        overrun_share=sum(a.overruns for a in answers) / max(sum(a.rounds for a in answers), 1),
     )
 
 
@@ -114,6 +123,7 @@ def as_json(summary: Summary, machine: dict[str, object]) -> dict[str, object]:
         "identical": summary.identical,
         "uplink_bytes_per_round": round(summary.uplink_bytes_per_round, 1),
         "downlink_bytes_per_round": round(summary.downlink_bytes_per_round, 1),
+        "overrun_share": round(summary.overrun_share, 4),
         "profile": summary.profile,
         "machine": machine,
     }

@@ -6,7 +6,7 @@ Both ways run on the same loaded model, one after the other, so that what differ
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from starsd_edge.decoding.decoder import Committed, Decoder
@@ -31,6 +31,7 @@ class DemoTarget:
     """A loaded model with its link.
 
     policy    kept over the answers, as a chat keeps it
+    overruns  how many forwards so far took longer than the emulated device would
 
     Decoding is greedy throughout, so that texts can be compared token by token.
     """
@@ -40,13 +41,14 @@ class DemoTarget:
     stop_tokens: frozenset[int]
     drafter: RemoteDrafter
     policy: Policy
+    overruns: Callable[[], int] = lambda: 0
 
     def answer(self, ask: Ask) -> Iterator[Reply]:
         """Pieces when `ask.stream`, then the Answered."""
         prompt = self.writer.write([Message(Role.USER, ask.prompt)])
         text = Detokenizer(self.writer.tokenizer)
         committed: list[Committed] = []
-        before = self.drafter.stats().counters
+        before, overruns = self.drafter.stats().counters, self.overruns()
         for round_ in self._rounds(ask, list(prompt.tokens)):
             committed.append(round_)
             if ask.stream:
@@ -63,6 +65,7 @@ class DemoTarget:
                 updates=after.rounds - before.rounds,
                 update_bytes=after.bytes_updates - before.bytes_updates,
                 downlink_bytes=after.bytes_down - before.bytes_down,
+                overruns=self.overruns() - overruns,
             )
         )
 

@@ -42,7 +42,6 @@ class Piece(msgspec.Struct, frozen=True, tag="piece"):
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     answer: Answer
-    overruns: int = 0  # forwards that took longer than the emulated device would
 
 
 Reply = Ready | Piece | Answered

@@ -58,6 +58,7 @@ def test_json_has_the_keys_that_scripts_read() -> None:
         "identical",
         "uplink_bytes_per_round",
         "downlink_bytes_per_round",
+        "overrun_share",
         "profile",
         "machine",
     }
