@@ -22,7 +22,7 @@ from starsd_edge.errors import StarSDError
 
 __all__ = ["DraftService", "TargetProcess"]
 
-STOP_TIMEOUT_S = 10.0  # for a child to end by itself once it was asked to
+STOP_TIMEOUT_S = 60.0  # for a child to end by itself: a service that is killed leaves its own children behind
 
 
 class _Child:
