@@ -16,7 +16,7 @@ STARSD = [sys.executable, "-m", "starsd_edge"]
 
 def demo(*options: str) -> subprocess.CompletedProcess[str]:
     command = [*STARSD, "demo", "--prompts", "2", "--max-tokens", "8", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_both_timings_with_real_processes(tmp_path: Path) -> None:

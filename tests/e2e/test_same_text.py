@@ -23,9 +23,9 @@ from starsd_edge.text.template import Message, Role
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-READY_S = 60.0  # bound on waiting for a link, not a measurement
-MAX_TOKENS = 32
-PROMPTS = ("Write a haiku about rain.", "def fibonacci(n):")
+READY_S = 180.0  # bound on waiting for a link, not a measurement
+MAX_TOKENS = 24
+PROMPT = "Write a haiku about rain."
 SAMPLING = {
     "greedy": SamplingParams(),
     "nucleus": SamplingParams(temperature=0.8, top_p=0.95, seed=7),
@@ -78,12 +78,9 @@ def drafter(edge: Edge, service: DraftService) -> Iterator[RemoteDrafter]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_text_does_not_depend_on_drafting(
-    edge: Edge, drafter: RemoteDrafter, prompt: str, sampling: str
-) -> None:
+def test_text_does_not_depend_on_drafting(edge: Edge, drafter: RemoteDrafter, sampling: str) -> None:
     """Chains and trees give the tokens of plain decoding, greedy and sampled."""
-    params, tokens = SAMPLING[sampling], edge.prompt(prompt)
+    params, tokens = SAMPLING[sampling], edge.prompt(PROMPT)
     expected = edge.plain(tokens, params)
     for num_nodes in (2, 16):
         decoder = edge.decoder(drafter, FixedPolicy(num_nodes))
@@ -94,7 +91,7 @@ def test_text_does_not_depend_on_drafting(
 
 def test_service_killed_in_the_middle_of_an_answer(edge: Edge) -> None:
     """The rest is decoded plainly, the text is the same, and a service that comes back drafts again."""
-    params, tokens = SAMPLING["nucleus"], edge.prompt(PROMPTS[0])
+    params, tokens = SAMPLING["nucleus"], edge.prompt(PROMPT)
     expected = edge.plain(tokens, params)
     options = ["--target", str(edge.bundle.path)]
     with DraftService(options) as first:
