@@ -141,7 +141,7 @@ def serving(head: Path, *options: str) -> Iterator[Running]:
             yield Running(process)
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=180)
 
 
 @pytest.fixture(scope="module")
