@@ -13,7 +13,7 @@ from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
-from starsd_server.engine import Advanced, Extend, Outcome, TreeReady, WorkItem
+from starsd_server.engine import Advanced, Extend, Outcome, SessionRows, TreeReady, WorkItem
 from starsd_server.scheduler import Limits, Policy
 from starsd_server.sessions import Sessions
 from tests.e2e.simulator.target import FEATURE_SIZE, LOGITS, MAX_LEN, VOCAB_SIZE
@@ -57,6 +57,10 @@ class ListEngine:
         self._world = world
         self._levels_left: dict[int, int] = {}
 
+    def reset(self, slot: int) -> SessionRows:
+        self.kv.truncate(slot, 0)
+        return SessionRows(slot)
+
     def rewind(self, session: Any, committed: int) -> None:
         session.growth = None
         self.kv.truncate(session.slot, committed)
@@ -74,10 +78,10 @@ class ListEngine:
                 return Advanced()
             self._levels_left[session.slot] = TREE_LEVELS
             session.growth = _Growing()  # type: ignore[assignment]  # only its beams are looked at
-            return Advanced()
+            return Advanced(beams=1)
         self._levels_left[session.slot] -= 1
         if self._levels_left[session.slot]:
-            return Advanced()
+            return Advanced(beams=1)
         session.growth = None
         return self._tree(session.slot)
 
