@@ -1,6 +1,7 @@
 """The demo's child processes: one draft service, and targets that answer on request.
 
-Each ends with the demo, however the demo ends: they read stdin, which closes with it.
+The demo ends them when it ends. Targets read stdin, so they also end with a demo that was killed; the service
+does not.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Thousands of seeds of a simulated bad line between the real decode loop, both st
 session handling and scheduler, in virtual time: messages lost, doubled, late and out of order, cables out,
 connections reset, engines hung, restarted, drained and short of memory. `run_seed` states the promises.
 
-    STARSD_SIM_SEEDS=10000 pytest tests/e2e/test_simulator.py      # what CI runs
+    STARSD_SIM_SEEDS=10000 pytest tests/e2e/test_simulator.py      # `make test` runs 2,000
     STARSD_SIM_SEEDS=100000 STARSD_SIM_FIRST=10000 pytest tests/e2e/test_simulator.py
     python -m tests.e2e.simulator.run SEED        # one seed again, with its traceback
 """
