@@ -5,7 +5,8 @@ formulations are free of that:
 
 * **int8** (CPU): activations quantised per row, weights per output, products summed as integers. Integer sums
   have no order, so a row's result is exact on every machine. It is also the fastest there is on a CPU, since
-  drafting reads weights more than it computes.
+  drafting reads weights more than it computes. Activations are held unsigned around a zero point: of signed
+  ones oneDNN has fast kernels for AMX only, and a reference loop, a thousand times slower, for the rest.
 * **float32** with the row count padded to whole blocks; `rows_are_independent` measures whether the machine's
   kernels keep their order then, and blocks of one fixed size are run one by one where they do not.
 """
@@ -13,6 +14,9 @@ formulations are free of that:
 from __future__ import annotations
 
 import enum
+import functools
+import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +29,8 @@ __all__ = ["BlockLinear", "Int8Linear", "Precision", "RowHead", "int8_available"
 
 ROW_BLOCK = 16  # below it CPU GEMMs take other kernels for every row count (measured with oneDNN and MKL)
 INT8_MAX = 127.0
+ZERO_POINT = 128  # of the activations, held as uint8
+SLOW = 10.0  # int8 kernels slower than float32 ones by this are not kernels but a reference loop
 TINY = 1e-30  # keeps the scale of an all-zero row finite
 
 
@@ -68,9 +74,9 @@ class Int8Linear(nn.Module):
 
     def _part(self, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
         row_scale = x.abs().amax(1, keepdim=True).mul_(1.0 / INT8_MAX).add_(TINY)  # [m, 1]
-        whole = x.div(row_scale).round_().to(torch.int8)
+        whole = x.div(row_scale).round_().add_(ZERO_POINT).to(torch.uint8)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, 0, packed, scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            whole, 1.0, ZERO_POINT, packed, scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return y.mul_(row_scale)
 
@@ -102,7 +108,9 @@ class RowHead:
 
     def __init__(self, head: EagleHead, precision: Precision) -> None:
         if precision is Precision.INT8 and not int8_available():
-            raise UsageError("this torch build has no int8 kernels for this CPU: use --precision float32")
+            raise UsageError(
+                "this torch has no exact and fast int8 products on this CPU: use --precision float32"
+            )
         self._head = head.eval().requires_grad_(False)
         self.precision = precision
         self.device = head.embedding.device
@@ -157,10 +165,30 @@ class RowHead:
         return made  # type: ignore[return-value]  # takes the place of an nn.Linear in the head
 
 
+@functools.cache
 def int8_available() -> bool:
-    """Whether this torch build has the oneDNN int8 kernels."""
+    """Whether this torch has int8 products on this CPU that are exact (AVX2 without VNNI saturates its partial
+    sums) and worth having (some CPUs get a reference loop)."""
     mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(mkldnn) and hasattr(torch.ops.onednn, "qlinear_prepack")
+    if not mkldnn or not hasattr(torch.ops.onednn, "qlinear_prepack"):
+        return False
+    signs = (
+        torch.randint(0, 2, (ROW_BLOCK + 256, 256), generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
+    )
+    x, weight = signs[:ROW_BLOCK], signs[ROW_BLOCK:]  # every product the largest there is
+    linear = Int8Linear(weight)
+    exact = torch.allclose(linear(x), F.linear(x, weight), rtol=1e-5, atol=1e-3)
+    return exact and _seconds(lambda: linear(x)) < SLOW * _seconds(lambda: F.linear(x, weight))
+
+
+def _seconds(run: Callable[[], Tensor]) -> float:
+    """The least of a few runs: what the kernel takes, not what else the machine does."""
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - started)
+    return best
 
 
 def rows_are_independent(weight: Tensor) -> bool:
