@@ -24,7 +24,7 @@ from starsd_edge.bundle import Bundle
 from starsd_edge.cli.runtime import ModelChoice, open_bundle
 from starsd_edge.decoding.costs import load_profile, profile_names
 from starsd_edge.demo.processes import DraftService, TargetProcess
-from starsd_edge.demo.report import Comparison, Summary, as_json, as_table, summarise
+from starsd_edge.demo.report import Comparison, Summary, as_json, as_table, remarks, summarise
 from starsd_edge.demo.wire import Ask, Mode, Piece
 from starsd_edge.errors import StarSDError, UsageError
 
@@ -33,7 +33,6 @@ __all__ = ["command"]
 THIS_MACHINE = "this machine"
 ACCELERATOR = "agx-orin-fp16"
 NUM_TARGETS = 2
-TOLERATED_OVERRUNS = 0.02  # share of forwards: more shows in the second digit of a ratio
 WARM_UP_TOKENS = 8  # first passes bind buffers and open the link; they are not measured
 
 
@@ -84,11 +83,8 @@ def command(
     console.print()
     console.print(as_table(summaries))
     for summary in summaries:
-        if summary.overrun_share > TOLERATED_OVERRUNS:
-            console.print(
-                f"{summary.profile}: too slow here for {summary.overrun_share:.0%} of the forwards; "
-                "those figures are not the profile's"
-            )
+        for line in remarks(summary):
+            console.print(line)
     if json_file:
         write_json(json_file, summaries, machine)
     if any(summary.identical != summary.prompts for summary in summaries):

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-__all__ = ["Answer", "Comparison", "Summary", "as_json", "as_table", "summarise"]
+__all__ = ["Answer", "Comparison", "Summary", "as_json", "as_table", "remarks", "summarise"]
+
+TOLERATED_OVERRUNS = 0.02  # share of forwards: more shows in the second digit of a ratio
 
 COLUMNS = (
     "plain\ntok/s",
@@ -36,6 +38,7 @@ class Answer:
                     prompt's rows are not in there
     downlink_bytes  all that came back
     overruns        forwards that took longer here than the emulated device would
+    outage          why the draft service was away, if it was
     """
 
     tokens: list[int]
@@ -47,6 +50,7 @@ class Answer:
     update_bytes: int = 0
     downlink_bytes: int = 0
     overruns: int = 0
+    outage: str = ""
 
     @property
     def tokens_per_s(self) -> float:
@@ -75,8 +79,10 @@ class Comparison:
 class Summary:
     """Medians over the prompts; ratio is the median of the prompts' own ratios.
 
-    overrun_share  of all forwards, those that this machine was too slow for: above a few per cent the figures
-                   are not the profile's
+    verified_share  of StarSD's rounds, those that verified a tree; the others were plain steps
+    overrun_share   of all forwards, those that this machine was too slow for: above a few per cent the
+                    figures are not the profile's
+    outage          why the draft service was away, where it was
     """
 
     profile: str
@@ -88,7 +94,9 @@ class Summary:
     acceptance_length: float
     uplink_bytes_per_round: float
     downlink_bytes_per_round: float
+    verified_share: float = 0.0
     overrun_share: float = 0.0
+    outage: str = ""
 
 
 def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
@@ -108,7 +116,9 @@ def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
         acceptance_length=1 + sum(answer.accepted for answer in starsd) / verified if verified else 1.0,
         uplink_bytes_per_round=sum(a.update_bytes for a in starsd) / max(updates, 1),
         downlink_bytes_per_round=sum(a.downlink_bytes for a in starsd) / max(updates, 1),
+        verified_share=verified / max(sum(answer.rounds for answer in starsd), 1),
         overrun_share=sum(a.overruns for a in answers) / max(sum(a.rounds for a in answers), 1),
+        outage=next((answer.outage for answer in starsd if answer.outage), ""),
     )
 
 
@@ -123,6 +133,7 @@ def as_json(summary: Summary, machine: dict[str, object]) -> dict[str, object]:
         "identical": summary.identical,
         "uplink_bytes_per_round": round(summary.uplink_bytes_per_round, 1),
         "downlink_bytes_per_round": round(summary.downlink_bytes_per_round, 1),
+        "verified_share": round(summary.verified_share, 4),
         "overrun_share": round(summary.overrun_share, 4),
         "profile": summary.profile,
         "machine": machine,
@@ -147,3 +158,16 @@ def as_table(summaries: Sequence[Summary]) -> Table:
             f"{s.identical}/{s.prompts}",
         )
     return table
+
+
+def remarks(summary: Summary) -> list[str]:
+    """What a reader must know before the figures are believed, a line each."""
+    lines = [f"{summary.verified_share:.0%} of StarSD's rounds verified a tree, the others were plain steps"]
+    if summary.outage:
+        lines.append(f"the draft service was away for a time: {summary.outage}")
+    if summary.overrun_share > TOLERATED_OVERRUNS:
+        lines.append(
+            f"too slow here for {summary.overrun_share:.0%} of the forwards: "
+            "those figures are not the profile's"
+        )
+    return [f"{summary.profile}: {line}" for line in lines]

@@ -53,7 +53,8 @@ class DemoTarget:
             committed.append(round_)
             if ask.stream:
                 yield Piece(text.push(round_.tokens), len(round_.tokens))
-        after = self.drafter.stats().counters
+        link, state = self.drafter.stats(), self.drafter.state()
+        after = link.counters
         decoded = [c.stats for c in committed if c.stats.kind is not RoundKind.PREFILL]
         yield Answered(
             Answer(
@@ -66,6 +67,11 @@ class DemoTarget:
                 update_bytes=after.bytes_updates - before.bytes_updates,
                 downlink_bytes=after.bytes_down - before.bytes_down,
                 overruns=self.overruns() - overruns,
+                outage=link.last_outage
+                if after.outages > before.outages
+                else ""
+                if state.ready
+                else state.reason,
             )
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from starsd_edge.demo.report import Answer, Comparison, as_json, summarise
+from dataclasses import replace
+
+from starsd_edge.demo.report import Answer, Comparison, as_json, remarks, summarise
 
 
 def answer(tokens: list[int], decode_s: float, *, accepted: int = 0, verified: int = 0) -> Answer:
@@ -58,7 +60,15 @@ def test_json_has_the_keys_that_scripts_read() -> None:
         "identical",
         "uplink_bytes_per_round",
         "downlink_bytes_per_round",
+        "verified_share",
         "overrun_share",
         "profile",
         "machine",
     }
+
+
+def test_a_comparison_without_trees_says_so_and_why() -> None:
+    starsd = replace(answer([1, 2, 3], 1.0), outage="the draft service stopped answering")
+    lines = remarks(summarise("p", [Comparison("x", answer([1, 2, 3], 1.0), starsd)]))
+    assert lines[0].startswith("p: 0% of StarSD's rounds verified a tree")
+    assert lines[1].endswith("the draft service stopped answering")
