@@ -167,7 +167,7 @@ class RowHead:
 
 @functools.cache
 def int8_available() -> bool:
-    """Whether this torch has int8 products on this CPU that are exact (AVX2 without VNNI saturates its partial
+    """Whether this torch has int8 products on this CPU that are exact (AVX2 without VNNI saturates partial
     sums) and worth having (some CPUs get a reference loop)."""
     mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not mkldnn or not hasattr(torch.ops.onednn, "qlinear_prepack"):
