@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
+import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -68,6 +71,7 @@ AT_LEAST_ONE = click.IntRange(1)
     "--max-len", default=2048, show_default=True, type=click.IntRange(16), help="Tokens of a session."
 )
 @click.option("--json-status", is_flag=True, help="Print the ready line as JSON.")
+@click.option("--until-eof", is_flag=True, help="Stop when standard input ends, as it does with a parent.")
 def command(
     heads: tuple[Path, ...],
     targets: tuple[Path, ...],
@@ -83,6 +87,7 @@ def command(
     device_sessions: int,
     max_len: int,
     json_status: bool,
+    until_eof: bool,
 ) -> None:
     """Draft for many edges. Prints one line when it serves; SIGTERM lets rounds under way finish."""
     logging.basicConfig(
@@ -107,6 +112,8 @@ def command(
     service = Service(config)
     try:
         ready = service.start()
+        if until_eof:
+            threading.Thread(target=stop_at_end_of_input, daemon=True).start()
         if json_status:
             status = {
                 "event": "ready",
@@ -121,6 +128,12 @@ def command(
         service.run()
     finally:
         service.close()
+
+
+def stop_at_end_of_input() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def head_sources(heads: tuple[Path, ...], targets: tuple[Path, ...]) -> tuple[HeadSource, ...]:

@@ -1,7 +1,6 @@
 """The demo's child processes: one draft service, and targets that answer on request.
 
-The demo ends them when it ends. Targets read stdin, so they also end with a demo that was killed; the service
-does not.
+The demo ends them when it ends. All read stdin, so they also end with a demo that was killed.
 """
 
 from __future__ import annotations
@@ -87,7 +86,8 @@ class DraftService(_Child):
 
     def __init__(self, args: Sequence[str]) -> None:
         super().__init__(
-            "draft service", ["draft", "serve", "--bind", "tcp://127.0.0.1:0", "--json-status", *args]
+            "draft service",
+            ["draft", "serve", "--bind", "tcp://127.0.0.1:0", "--json-status", "--until-eof", *args],
         )
         self.address = ""
         self._pids: list[int] = []

@@ -80,7 +80,8 @@ class Running:
 
 def start(head: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "starsd_edge", "draft", "serve", "--head", str(head), "--json-status"]
-    return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, *options], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 @contextmanager
@@ -343,6 +344,17 @@ def test_sigterm_says_goodbye_and_ends_well(edges: Edges, head_folder: Path) -> 
     with serving(head_folder) as running:
         edge = edges.greeted(running)
         running.process.terminate()
+        assert isinstance(answer(edge), GoAway)
+        assert 0 == running.process.wait(timeout=ENDS_WITHIN_S)
+
+
+def test_a_service_started_by_a_program_ends_with_it(edges: Edges, head_folder: Path) -> None:
+    """The end of its standard input is what a killed parent leaves."""
+    with serving(head_folder, "--until-eof") as running:
+        edge = edges.greeted(running)
+        assert running.process.stdin is not None
+        running.process.stdin.close()
+        running.process.stdin = None  # or communicate() would use it
         assert isinstance(answer(edge), GoAway)
         assert 0 == running.process.wait(timeout=ENDS_WITHIN_S)
 
