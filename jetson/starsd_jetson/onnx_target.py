@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
-from starsd_edge.errors import BundleError
 from starsd_edge.types import BoolArray, Float32Array, TokenArray
 from starsd_jetson.calibrate import measure_invariance
 from starsd_jetson.context import ContextTarget
 from starsd_jetson.kv_cache import KV_BLOCK, KvCache
-from starsd_jetson.onnx_session import LOAD_TEST_TOKENS, open_session, share
-from starsd_jetson.self_test import run_self_test
+from starsd_jetson.onnx_session import open_session, share
 
 __all__ = ["OnnxTarget"]
 
@@ -44,6 +42,8 @@ class Pass:
 class OnnxTarget(ContextTarget):
     """A roles.Target over one context of one bundle."""
 
+    flavour = "onnxruntime"
+
     def __init__(self, bundle: Bundle, session: Any) -> None:
         manifest = bundle.manifest
         shapes = manifest.shapes
@@ -60,14 +60,8 @@ class OnnxTarget(ContextTarget):
             self.spec = replace(self.spec, invariance=measure_invariance(self))
 
     @classmethod
-    def load(cls, bundle: Bundle, threads: int | None = None) -> OnnxTarget:
-        """Raises BundleError for a bundle of another flavour, a graph that does not load, or one that says
-        something else than its self-test."""
-        if bundle.manifest.flavour != "onnxruntime":
-            raise BundleError(f"{bundle.path}: made for {bundle.manifest.flavour}, not for onnxruntime")
-        target = cls(bundle, open_session(bundle.graph_path, threads))
-        run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
-        return target
+    def open(cls, bundle: Bundle, threads: int | None) -> OnnxTarget:
+        return cls(bundle, open_session(bundle.graph_path, threads))
 
     def run(
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]

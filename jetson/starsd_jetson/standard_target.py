@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
-from starsd_edge.errors import BundleError
 from starsd_edge.types import BoolArray, TokenArray
 from starsd_jetson.calibrate import measure_invariance
 from starsd_jetson.context import ContextTarget
-from starsd_jetson.onnx_session import LOAD_TEST_TOKENS, open_session, share
-from starsd_jetson.self_test import run_self_test
+from starsd_jetson.onnx_session import open_session, share
 
 __all__ = ["FrontCache", "StandardTarget"]
 
@@ -50,6 +48,8 @@ class FrontCache:
 class StandardTarget(ContextTarget):
     """A roles.Target over one context of one bundle of flavour tensorrt."""
 
+    flavour = "tensorrt"
+
     def __init__(self, bundle: Bundle, session: Any) -> None:
         manifest, shapes = bundle.manifest, bundle.manifest.shapes
         self.bundle = bundle
@@ -63,13 +63,8 @@ class StandardTarget(ContextTarget):
         self.spec = replace(self.spec, invariance=measure_invariance(self))
 
     @classmethod
-    def load(cls, bundle: Bundle, threads: int | None = None) -> StandardTarget:
-        """Raises BundleError for a bundle of another flavour, or one that fails its self-test."""
-        if bundle.manifest.flavour != "tensorrt":
-            raise BundleError(f"{bundle.path}: made for {bundle.manifest.flavour}, not for tensorrt")
-        target = cls(bundle, open_session(bundle.graph_path, threads))
-        run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
-        return target
+    def open(cls, bundle: Bundle, threads: int | None) -> StandardTarget:
+        return cls(bundle, open_session(bundle.graph_path, threads))
 
     def run(
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]

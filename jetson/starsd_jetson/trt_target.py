@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 
 from starsd_edge.board import BoardSources, read_board
 from starsd_edge.bundle import Bundle
+from starsd_edge.config import cache_dir
 from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
 from starsd_edge.errors import BundleError
 from starsd_edge.types import BoolArray, TokenArray
 from starsd_jetson.calibrate import measure_invariance
 from starsd_jetson.context import MAX_TREE_SIZE, ContextTarget
 from starsd_jetson.cuda import Cuda, DeviceBuffer
-from starsd_jetson.embedded import cache_folder
-from starsd_jetson.onnx_session import LOAD_TEST_TOKENS
-from starsd_jetson.self_test import run_self_test
 from starsd_jetson.trt_build import PREFILL_ROWS, build_engine, import_tensorrt
 from starsd_jetson.trt_plan import HEADER_BYTES, EngineKey, read_header
 
@@ -65,6 +63,7 @@ class DeviceCache:
 class TrtTarget(ContextTarget):
     """A roles.Target over one context of one bundle of flavour tensorrt."""
 
+    flavour = "tensorrt"
     prefill_chunk = PREFILL_ROWS
 
     def __init__(self, bundle: Bundle, session: TrtSession) -> None:
@@ -82,17 +81,13 @@ class TrtTarget(ContextTarget):
         self.spec = replace(self.spec, invariance=measure_invariance(self))
 
     @classmethod
-    def load(cls, bundle: Bundle, threads: int | None = None) -> TrtTarget:
-        """Build the engine on first use, load it and run the self-test. `threads` is of no use here.
+    def open(cls, bundle: Bundle, threads: int | None) -> TrtTarget:
+        """Build the engine on first use and load it. `threads` is of no use here.
 
         Raises MissingDependencyError without a GPU or TensorRT, BundleError and ResourceError as the build
         does.
         """
-        if bundle.manifest.flavour != "tensorrt":
-            raise BundleError(f"{bundle.path}: made for {bundle.manifest.flavour}, not for tensorrt")
-        target = cls(bundle, open_session(bundle))
-        run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
-        return target
+        return cls(bundle, open_session(bundle))
 
     def run(
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]
@@ -191,7 +186,7 @@ def engine_path(bundle: Bundle, version: str) -> Path:
         tensorrt=version,
         max_len=bundle.manifest.max_len,
     )
-    return cache_folder() / "engines" / key.file_name()
+    return cache_dir() / "engines" / key.file_name()
 
 
 def read_text(path: str) -> str:

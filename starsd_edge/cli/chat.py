@@ -70,11 +70,15 @@ def command(
 
     With PROMPT, or with text piped in, answers once. /help lists what can be done inside a chat.
     """
+    from starsd_edge.bundle import Bundle
     from starsd_edge.chat.conversation import Conversation
-    from starsd_edge.cli.runtime import ModelChoice
+    from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
     from starsd_edge.config import read_config
 
     config = read_config().chat
+    choice = ModelChoice(bundle or config.bundle or EMBEDDED, quant, threads, context)
+    if choice.bundle != EMBEDDED and attach in (None, "off"):
+        Bundle.open(Path(choice.bundle))  # a wrong folder is told before anyone is asked for a question
     question = _question(prompt)
     if as_json and (interactive or question is None):
         raise UsageError("--json answers once: give a question, and leave -i out")
@@ -87,7 +91,6 @@ def command(
     }
     wanted = [*config.settings.items(), *_pairs(changes), *flags.items()]
 
-    choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
     asked_for = choice != ModelChoice() or service is not None
     server = _server(attach, asked_for=asked_for)
     if server is not None:

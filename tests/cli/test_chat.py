@@ -103,6 +103,7 @@ def test_a_missing_service_changes_no_word(bundle: Path, run: Callable[..., Done
         (2, "no address of a draft service", ["--service", "somewhere", "Who?"]),
         (3, "key", ["--service", "tcp://192.168.7.7:7731", "Who?"]),
         (4, "not a bundle", ["--bundle", "/nonexistent", "Who?"]),
+        (4, "not a bundle", ["--bundle", "/nonexistent"]),
     ],
 )
 def test_mistakes_end_in_one_line_and_their_code(

@@ -53,24 +53,6 @@ def test_without_a_network_it_says_what_to_do(wheels: Path, tmp_path: Path) -> N
     assert len(str(raised.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("expected", "variables"),
-    [
-        ("/own", {"STARSD_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}),
-        ("/xdg/starsd", {"XDG_CACHE_HOME": "/xdg"}),
-        ("/home/me/.cache/starsd", {"HOME": "/home/me"}),
-    ],
-)
-def test_the_cache_is_where_the_user_wants_it(
-    expected: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("STARSD_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert embedded.cache_folder() == Path(expected)
-
-
 @pytest.mark.model
 def test_its_bundle_is_made_once_and_chats() -> None:
     path = embedded.bundle_path("int8")
