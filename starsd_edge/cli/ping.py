@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import click
 
@@ -16,6 +17,7 @@ from starsd_edge.link.pins import edge_keys
 @click.option("--count", "-c", default=10, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--interval", default=0.2, show_default=True, type=click.FloatRange(0, 60), help="Seconds.")
 @click.option("--timeout", default=2.0, show_default=True, type=click.FloatRange(0.01, 60), help="Seconds.")
+@click.option("--keys", type=click.Path(path_type=Path), help="Keys folder, if not the usual one.")
 @click.option("--service-key", help="Its public key, where it is not pinned.")
 @click.option("--no-upload", is_flag=True, help="Don't measure the bandwidth up.")
 @click.option("--json", "as_json", is_flag=True, help="The report for a script, in seconds and bytes.")
@@ -24,6 +26,7 @@ def command(
     count: int,
     interval: float,
     timeout: float,
+    keys: Path | None,
     service_key: str | None,
     *,
     no_upload: bool,
@@ -36,7 +39,7 @@ def command(
     """
     report = measure_link(
         service,
-        edge_keys(service, service_key),
+        edge_keys(service, service_key, folder=keys),
         count=count,
         interval_s=interval,
         timeout_s=timeout,
