@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import threading
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
+from starsd_edge.cli.drafts import software
 from starsd_server.config import HeadSource, ServiceConfig
-from starsd_server.scheduler import Limits, Policy
+from starsd_server.scheduling import Limits, Policy
 from starsd_server.service import Service
 
 __all__ = ["command"]
@@ -156,10 +156,3 @@ def monitor_endpoint(bind: str, monitor: str | None) -> str:
     if not bind.startswith("tcp://") or not port.isdigit() or int(port) in (0, 65535):
         return ""
     return f"{host}:{int(port) + 1}"
-
-
-def software() -> str:
-    try:
-        return f"starsd {version('starsd-edge')}"
-    except PackageNotFoundError:  # run from a checkout
-        return "starsd"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from starsd_server.scheduler import Limits
+from starsd_server.scheduling import Limits
 
 __all__ = ["REAL_ENGINE", "HeadSource", "ServiceConfig"]
 

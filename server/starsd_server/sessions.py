@@ -45,7 +45,8 @@ from starsd_server.engine import (
     WorkItem,
 )
 from starsd_server.heads.grow import GrowthLimits, VerifyCosts
-from starsd_server.scheduler import (
+from starsd_server.scheduler import Scheduler
+from starsd_server.scheduling import (
     Action,
     Admit,
     Arrive,
@@ -62,7 +63,6 @@ from starsd_server.scheduler import (
     Refuse,
     RefuseReason,
     RunStep,
-    Scheduler,
     StepEnded,
     Tick,
     Turn,

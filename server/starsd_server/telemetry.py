@@ -33,7 +33,7 @@ from starsd_edge.protocol.telemetry import (
     added,
 )
 from starsd_server.ipc import DeviceLink, GatewayState
-from starsd_server.scheduler import EvictReason, Limits, Policy, Refuse, Turn
+from starsd_server.scheduling import EvictReason, Limits, Policy, Refuse, Turn
 
 __all__ = ["Recorder", "SessionFacts", "copy_of", "hardware_name"]
 

@@ -38,7 +38,7 @@ from starsd_server.ipc import (
     unpack_in_worker,
 )
 from starsd_server.rows import Precision, RowHead, int8_available
-from starsd_server.scheduler import Policy
+from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
 from starsd_server.telemetry import Recorder, hardware_name
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from starsd_edge.errors import LocalProtocolError
 from starsd_edge.protocol.session_table import SessionKey
-from starsd_server.scheduler import (
+from starsd_server.scheduler import Scheduler
+from starsd_server.scheduling import (
     Action,
     Admit,
     Arrive,
@@ -26,7 +27,6 @@ from starsd_server.scheduler import (
     Refuse,
     RefuseReason,
     RunStep,
-    Scheduler,
     StepEnded,
     Tick,
     Turn,
@@ -49,7 +49,8 @@ class Desk:
         self.trees: list[SessionKey] = []
         self.steps = 0
         self.served_rows: dict[str, int] = {}
-        self._levels, self._left, self._limits = levels, {}, limits
+        self._levels, self._limits = levels, limits
+        self._left: dict[SessionKey, int] = {}
         self.open_keys: set[SessionKey] = set()
 
     def send(self, event: Event) -> list[Action]:

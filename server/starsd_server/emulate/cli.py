@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
-from starsd_server.cli_serve import head_sources, software
+from starsd_server.cli_serve import head_sources
 from starsd_server.config import REAL_ENGINE, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, BenchRow, measure
 from starsd_server.emulate.devices import FleetPlan
@@ -18,7 +19,7 @@ from starsd_server.emulate.engines import load_engine_profile
 from starsd_server.emulate.record import open_trace, recorded_trees
 from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.heads.checkpoint import read_manifest
-from starsd_server.scheduler import Limits, Policy
+from starsd_server.scheduling import Limits, Policy
 
 __all__ = ["command"]
 

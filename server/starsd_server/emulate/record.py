@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer
@@ -65,6 +66,7 @@ def recorded_trees(
     if file.is_file():
         return file
     report(f"recording the head's trees for {profile.name}, once")
+    torch.set_num_threads(1)  # as in the service; more of them wait for each other on a busy machine
     precision = Precision.INT8 if int8_available() else Precision.FLOAT32
     head = RowHead(load_head(head_folder, target), precision)
     engine = Engine(head, len(trace.conversations), MAX_LEN)

@@ -19,7 +19,7 @@ from starsd_server.emulate.bench import BenchPlan, BenchRow, row_of
 from starsd_server.emulate.devices import Players
 from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
-from starsd_server.scheduler import Policy
+from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
 from starsd_server.telemetry import copy_of
 

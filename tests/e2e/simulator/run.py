@@ -13,7 +13,7 @@ from starsd_edge.decoding.decoder import Decoder
 from starsd_edge.decoding.policy import AdaptivePolicy, FixedPolicy, Policy
 from starsd_edge.decoding.roles import Update
 from starsd_edge.decoding.sampling import SamplingParams
-from starsd_server.scheduler import Limits
+from starsd_server.scheduling import Limits
 from tests.e2e.simulator.line import EdgeLink, Weather
 from tests.e2e.simulator.service import SimulatedService
 from tests.e2e.simulator.target import VOCAB_SIZE, TableTarget, features, plain_text

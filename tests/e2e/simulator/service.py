@@ -14,7 +14,7 @@ from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_server.engine import Advanced, Extend, Outcome, SessionRows, TreeReady, WorkItem
-from starsd_server.scheduler import Limits, Policy
+from starsd_server.scheduling import Limits, Policy
 from starsd_server.sessions import Sessions
 from tests.e2e.simulator.target import FEATURE_SIZE, LOGITS, MAX_LEN, VOCAB_SIZE
 from tests.e2e.simulator.world import World
