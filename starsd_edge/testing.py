@@ -140,6 +140,7 @@ class Behaviour(Enum):
     BRANCHING = "branching"  # the same chain with wrong siblings around it
     WRONG = "wrong"  # a chain that leaves the text at once
     PARTLY = "partly"  # right at first, then wrong
+    EMPTY = "empty"  # the root alone: it has nothing to propose
     SILENT = "silent"  # the request or its answer is lost
     FOREIGN_ROOT = "foreign_root"  # a tree on a root that was never committed
     FUTURE = "future"  # a tree on more tokens than there are
@@ -238,6 +239,8 @@ class ScriptedDrafter:
         root, base_len = self.context[-1], len(self.context)
         if behaviour is Behaviour.FOREIGN_ROOT:
             return DraftTree.chain([(root + 1) % self.vocab_size, *right], base_len)
+        if behaviour is Behaviour.EMPTY:
+            return DraftTree.chain([root], base_len)
         if behaviour is Behaviour.FUTURE:
             return DraftTree.chain([root, *right], base_len + 3)
         if behaviour is Behaviour.OUT_OF_VOCABULARY:

@@ -118,6 +118,8 @@ class Proposals:
         if deadline_s <= started_s:
             return 0.0
         while now_s < deadline_s and self._take(deadline_s - now_s) is Arrival.USELESS:
+            if self._under_way()[0] is None:  # the drafter had nothing to propose: no other tree comes
+                break
             now_s = self._clock()
         return self._clock() - started_s
 

@@ -115,6 +115,13 @@ def test_a_plain_policy_asks_nobody() -> None:
     assert bench.drafter.num_updates == 0
 
 
+def test_a_drafter_with_nothing_to_propose_is_not_waited_for() -> None:
+    """A tree of the root alone is an answer, and no other one is under way."""
+    bench = Bench(FixedPolicy(8, max_wait_s=1.0), behaviours=[Behaviour.EMPTY], delays_s=[0.01])
+    assert bench.text(PROMPT, 12) == bench.run(PROMPT, 12)
+    assert bench.decoder.stats.waited_s == pytest.approx(11 * 0.01)
+
+
 def test_a_late_tree_is_followed_along_the_tokens_committed_since() -> None:
     """The first tree arrives after two plain steps: its third and fourth tokens are still a draft."""
     policy = FixedPolicy(8, max_wait_s=0.0)
