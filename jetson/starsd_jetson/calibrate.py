@@ -6,6 +6,7 @@ Both leave the target's cache empty, and work on any roles.Target.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,7 +25,7 @@ PROBE_SIZES = (2, 3, 4, 8, 16)
 HOPELESS_NOISE = 0.1  # logits; above it a margin guard would settle every other token by a plain forward
 
 
-def measure_costs(target: Target, budget_s: float = 2.0) -> CostCurve:
+def measure_costs(target: Target, budget_s: float = 2.0, sizes: Sequence[int] = SIZES) -> CostCurve:
     """Median forward time over n = 1, 2, 4, ... 64 rows, sizes interleaved so that a disturbance hits them
     all.
 
@@ -33,7 +34,7 @@ def measure_costs(target: Target, budget_s: float = 2.0) -> CostCurve:
     target.truncate(0)
     target.prefill(probe_tokens(target, PAST_TOKENS))
     largest = target.max_tree_size()
-    sizes = [size for size in SIZES if size <= largest]
+    sizes = [size for size in sizes if size <= largest]
     trees = [DraftTree.chain(probe_tokens(target, size).tolist(), target.kv_len + 1) for size in sizes]
     for tree in trees:  # the first forward of a size binds its buffers
         target.forward(tree)

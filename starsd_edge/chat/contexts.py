@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from starsd_edge.chat.recorder import Recorder
 from starsd_edge.chat.switch import SwitchedPolicy
 from starsd_edge.decoding.decoder import Decoder, Exactness
+from starsd_edge.decoding.fallback import FallbackDrafter
 from starsd_edge.decoding.policy import Policy
 from starsd_edge.decoding.prefix import common_length
 from starsd_edge.decoding.roles import Drafter, Target
@@ -27,22 +28,40 @@ CONTINUED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target with an empty cache, its drafter (None: plain decoding), and the policy between them."""
+    """A target with an empty cache, who drafts for it, and the policy between them.
+
+    drafter  the draft service's; None where none was named
+    local    drafts on this device while the service does not; None: plain decoding then
+    """
 
     target: Target
     drafter: Drafter | None
     policy: Policy
     exactness: Exactness = Exactness.EXACT
+    local: Drafter | None = None
+
+    @property
+    def is_exact_enough(self) -> bool:
+        """Whether trees may be verified at all."""
+        return self.exactness is Exactness.INEXACT or self.target.spec.invariance.exact_tree
 
 
 class Context:
-    """One KV cache and what decodes on it."""
+    """One KV cache and what decodes on it. `drafter` is the draft service's."""
 
     def __init__(self, pair: Pair, clock: Callable[[], float]) -> None:
         self.recorder = Recorder(pair.target)
         self.switch = SwitchedPolicy(pair.policy)
         self.drafter = pair.drafter
-        self.decoder = Decoder(self.recorder, pair.drafter, self.switch, clock, pair.exactness)
+        self.verifies_trees = pair.is_exact_enough
+        self._drafters = pair.drafter or pair.local
+        if pair.drafter is not None and pair.local is not None:
+            self._drafters = FallbackDrafter(pair.drafter, pair.local)
+        self.decoder = Decoder(self.recorder, self._drafters, self.switch, clock, pair.exactness)
+
+    def close(self) -> None:
+        if self._drafters is not None:
+            self._drafters.close()
 
     def shared(self, tokens: TokenArray) -> int:
         """How many leading tokens of a prompt it holds."""
@@ -95,6 +114,5 @@ class ContextPool:
 
     def close(self) -> None:
         for context in self._contexts:
-            if context.drafter is not None:
-                context.drafter.close()
+            context.close()
         self._contexts.clear()

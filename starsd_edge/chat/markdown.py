@@ -27,7 +27,7 @@ ITEM = re.compile(r"( *)([-*+]|\d{1,3}[.)]) +")
 QUOTE = re.compile(r"> ?")
 # Beginnings of lines that may still turn into one of the above, or into a fence.
 UNDECIDED = re.compile(r" {0,12}(#{1,6} *|[-*+] *|\d{1,3}[.)]? *|>|`{1,2}|~{1,2}|)$")
-CODE_SPAN = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)")
+CODE_SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 STRONG = re.compile(r"(\*\*)(?=\S)(.+?)(?<=\S)\1")
 EMPHASIS = re.compile(r"(\*|_)(?![\s*_])(.+?)(?<![\s*_])\1(?![*\w])")
 

@@ -131,7 +131,9 @@ class RemoteBackend:
         try:
             health = _get(self._address, "/health", self._api_key, HEALTH_TIMEOUT_S)
             state = LinkState[str(health["link"]).upper()]
-            return LinkStatus(state, health["service"], health["link_reason"], health["link_wait_s"])
+            return LinkStatus(
+                state, health["service"], health["link_reason"], health["link_wait_s"], health["link_local"]
+            )
         except (OSError, ValueError, KeyError, http.client.HTTPException):
             return LinkStatus(LinkState.LOST, "", "the server does not answer")
 

@@ -30,6 +30,7 @@ LOOK_EVERY_S = 0.5  # energy is told apart by mode to this
 LOOKS_A_REPORT = 2
 SWITCHED_OFF = "drafting is switched off here"
 NOT_WORTH_WAITING = "a plain step is worth more here than waiting for a tree"
+NOT_EXACT = "this runtime verifies no tree to the bit; --draft inexact drafts all the same"
 
 
 class Board(Protocol):
@@ -146,24 +147,28 @@ class WatchedContext:
         self.new_tokens = 0
 
     def look(self) -> Mode:
-        """The mode since the last look; counts a fallback when it went from drafts to plain steps."""
+        """How it decoded since the last look; counts a fallback when the service's drafts were given up."""
         stats = self._context.decoder.stats
         now = (stats.tokens, stats.rounds, stats.plain_rounds)
         self.new_tokens, rounds, plain = (a - b for a, b in zip(now, self._seen, strict=True))
         self._seen = now
         before = self._mode
         if rounds == 0:
-            self._mode = Mode.IDLE
-        else:
-            self._mode = Mode.PLAIN if plain == rounds else Mode.DRAFTING
-        self._reason = self._why_plain() if self._mode is Mode.PLAIN else ""
+            self._mode, self._reason = Mode.IDLE, ""
+            return Mode.IDLE
+        decoded = Mode.PLAIN if plain == rounds else Mode.DRAFTING
+        # Trees of its own are drafts, and yet not those of the service that the monitor watches.
+        served = decoded is Mode.DRAFTING and self.drafter.state().ready
+        self._mode, self._reason = (Mode.DRAFTING, "") if served else (Mode.PLAIN, self._why_plain())
         if self._mode is Mode.PLAIN and before is not Mode.PLAIN:
             self._fallbacks[self._reason[:80]] = self._fallbacks.get(self._reason[:80], 0) + 1
-        return self._mode
+        return decoded
 
     def _why_plain(self) -> str:
         if not self._context.switch.drafting:
             return SWITCHED_OFF
+        if not self._context.verifies_trees:
+            return NOT_EXACT
         state = self.drafter.state()
         return state.reason[:240] if not state.ready else NOT_WORTH_WAITING
 

@@ -125,15 +125,21 @@ class Speaker:
         self._cancelled.set()
 
     def link(self) -> LinkStatus:
-        drafter = self._contexts.newest.drafter
-        if drafter is None:
-            return LinkStatus(LinkState.NONE)
-        state = drafter.state()
+        context = self._contexts.newest
+        verified = context.switch.verified_of_late
+        if context.drafter is None:
+            return LinkStatus(LinkState.NONE, local=bool(verified))
+        state = context.drafter.state()
         if not self._drafting:
             kind = LinkState.OFF
+        elif not context.verifies_trees:
+            kind = LinkState.INEXACT
+        elif not state.ready:
+            kind = LinkState.LOST
         else:
-            kind = LinkState.READY if state.ready else LinkState.LOST
-        return LinkStatus(kind, self._model.service, state.reason, state.expected_wait_s)
+            kind = LinkState.UNUSED if verified is False else LinkState.READY
+        local = kind is LinkState.LOST and bool(verified)
+        return LinkStatus(kind, self._model.service, state.reason, state.expected_wait_s, local)
 
     def close(self) -> None:
         self._on_close()

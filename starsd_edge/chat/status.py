@@ -11,34 +11,51 @@ __all__ = ["LinkState", "LinkStatus", "figures_line", "link_words", "statistics"
 
 
 class LinkState(Enum):
-    """Whether drafts come."""
+    """Whether drafts come, and are used."""
 
     NONE = "no draft service"  # none was named
     OFF = "drafting off"  # the user said so
     READY = "drafting"
+    UNUSED = "plain steps are faster"  # drafts come, and waiting for them does not pay
+    INEXACT = "no exact trees"  # this runtime cannot verify trees to the bit
     LOST = "draft service lost"
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the service answers."""
+        return self in (LinkState.READY, LinkState.UNUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """The draft service as this chat sees it. `reason` says why it is lost; `wait_s` what a tree takes."""
+    """The draft service as this chat sees it.
+
+    reason  why it is lost
+    wait_s  what a tree takes
+    local   this device drafts itself, from what was said before
+    """
 
     state: LinkState
     service: str = ""
     reason: str = ""
     wait_s: float = 0.0
+    local: bool = False
 
 
 def link_words(link: LinkStatus) -> str:
     """`drafting via tcp://host:5555 (12 ms)`."""
+    without = "drafting from what was said before" if link.local else "decoding plainly"
     if link.state is LinkState.READY:
         return f"drafting via {link.service} ({link.wait_s * 1e3:.0f} ms)"
+    if link.state is LinkState.UNUSED:
+        return f"decoding plainly: faster here than drafts from {link.service} ({link.wait_s * 1e3:.0f} ms)"
     if link.state is LinkState.LOST:
-        why = f": {link.reason}" if link.reason else ""
-        return f"decoding plainly, draft service lost{why}"
+        return f"{without}: {link.reason or 'the draft service is lost'}"
+    if link.state is LinkState.INEXACT:
+        return "decoding plainly: no tree is exact at this precision (--draft inexact drafts)"
     if link.state is LinkState.OFF:
-        return "decoding plainly, drafting is off"
-    return "decoding plainly"
+        return "decoding plainly: drafting is off"
+    return without
 
 
 def figures_line(figures: Figures) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from starsd_edge.decoding.policy import Draft, Outlook, Policy
 from starsd_edge.decoding.roles import RoundHints
-from starsd_edge.metrics import RoundStats
+from starsd_edge.metrics import RoundKind, RoundStats
 
 __all__ = ["SwitchedPolicy"]
+
+
+# What was done in so many rounds is what is being done: short enough to follow a link, long enough that a
+# single plain step between trees is not taken for a change.
+RECENT_ROUNDS = 16
 
 
 class SwitchedPolicy:
@@ -16,6 +23,14 @@ class SwitchedPolicy:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.drafting = True
+        self._trees: deque[bool] = deque(maxlen=RECENT_ROUNDS)  # whether a round verified one
+
+    @property
+    def verified_of_late(self) -> bool | None:
+        """Whether one of the last rounds verified a tree; None before so many rounds."""
+        if True in self._trees:
+            return True
+        return False if len(self._trees) == RECENT_ROUNDS else None
 
     def patience_s(self, outlook: Outlook) -> float:
         return self._policy.patience_s(outlook) if self.drafting else 0.0
@@ -36,4 +51,6 @@ class SwitchedPolicy:
         self._policy.learn(draft, tokens)
 
     def observe(self, stats: RoundStats) -> None:
+        if stats.kind is not RoundKind.PREFILL:
+            self._trees.append(stats.kind is RoundKind.VERIFY)
         self._policy.observe(stats)

@@ -74,9 +74,19 @@ class LazyGroup(click.Group):
                 formatter.write_dl(rows)
 
 
+def _show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from starsd_edge.cli.drafts import software
+
+        click.echo(software())
+        context.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
-@click.version_option(package_name="starsd-edge", prog_name="starsd")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show it."
+)
 def cli(debug: bool) -> None:
     """One draft service, many edge devices, the very same text."""
 

@@ -18,6 +18,7 @@ from starsd_edge.cli.drafts import DraftService, software
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.decoder import Exactness
+from starsd_edge.decoding.ngram import NgramDrafter
 from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
 from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.sampling import SamplingParams
@@ -34,12 +35,18 @@ __all__ = [
     "open_bundle",
     "open_speaker",
     "prompt_writer",
+    "read_ahead",
     "target_class",
 ]
 
 EMBEDDED = "embedded"
 EMBEDDED_QUANT = "int8"  # the fastest on a CPU, and bitwise the same with and without drafting
 PROGRESS_PERCENT = 20  # of an export between two lines of progress
+READ_BYTES = 8 << 20
+READ_REPORT_S = 2.0  # a model that is there sooner is not talked about
+# Without a service only this device's own short drafts are verified, and a chat should begin soon.
+LOCAL_SIZES = (1, 2, 4, 8)
+LOCAL_BUDGET_S = 0.3
 # What stands in for the template of a base model: it continues text and knows no turns.
 NO_CHAT = (
     "{{ raise_exception('it was exported as a base model without one; continue text with "
@@ -110,20 +117,19 @@ def open_speaker(
         service=service.address if service else "",
     )
     runtime = target_class(manifest)
+    read_ahead(bundle, report)
     first = runtime.load(bundle, choice.threads)
-    curve = None
-    if service is not None:
-        report("measuring this device")
-        curve = measured_curve(first)
     exactness = Exactness.INEXACT if draft == "inexact" else Exactness.EXACT
+    curve = _costs(first, service, exactness, report)
     unused: list[Target] = [first]
 
     def open_pair() -> Pair:
         # Contexts share the loaded weights; each has its own cache.
         target = unused.pop() if unused else runtime(bundle, first.session)
-        if service is None or curve is None:
+        if curve is None:
             return Pair(target, None, PlainPolicy())
-        return Pair(target, service.open_drafter(manifest, curve, max_len), AdaptivePolicy(curve), exactness)
+        drafter = service.open_drafter(manifest, curve, max_len) if service is not None else None
+        return Pair(target, drafter, AdaptivePolicy(curve), exactness, NgramDrafter())
 
     board = _product("starsd_jetson.board.telemetry").BoardTelemetry()
 
@@ -147,6 +153,40 @@ def open_speaker(
     )
     reporter.start()
     return speaker
+
+
+def read_ahead(
+    bundle: Bundle, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Bring the weights into the system's cache, saying how far it is once that takes long: the runtime that
+    reads them next says nothing until it is done."""
+    sizes = {
+        name: entry.num_bytes for name, entry in bundle.manifest.files.items() if name != "tokenizer.json"
+    }
+    total, done = sum(sizes.values()), 0
+    said_s = clock()
+    for name in sizes:
+        with (bundle.path / name).open("rb", buffering=0) as file:
+            while block := file.read(READ_BYTES):
+                done += len(block)
+                if clock() - said_s >= READ_REPORT_S:
+                    said_s = clock()
+                    report(f"loading {bundle.path.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+
+def _costs(
+    target: Target, service: DraftService | None, exactness: Exactness, report: Callable[[str], None]
+) -> CostCurve | None:
+    """What drafting is decided by; None where no tree may be verified and nobody need be told of it."""
+    if service is not None:
+        report("measuring this device")
+        return measured_curve(target)
+    if exactness is Exactness.EXACT and not target.spec.invariance.exact_tree:
+        return None
+    measure = _product("starsd_jetson.calibrate").measure_costs
+    curve = measure(target, budget_s=LOCAL_BUDGET_S, sizes=LOCAL_SIZES)
+    assert isinstance(curve, CostCurve)
+    return curve
 
 
 def model_name(choice: ModelChoice) -> str:

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Speaker
-from starsd_edge.chat.status import LinkState
 from starsd_edge.endpoint.answers import DONE, AnswerBody, ChatBody, CompletionBody, Reply
 from starsd_edge.endpoint.fair_queue import QueueFullError
 from starsd_edge.endpoint.guard import Guard
@@ -101,6 +100,7 @@ class Endpoint:
             "link": link.state.name.lower(),
             "link_reason": link.reason,
             "link_wait_s": link.wait_s,
+            "link_local": link.local,
             "service": link.service,
             "waiting": self.worker.num_waiting,
         }
@@ -110,7 +110,7 @@ class Endpoint:
         text = self.metrics.exposition(
             waiting=self.worker.num_waiting,
             running=self.worker.is_busy,
-            link_ready=self.worker.speaker.link().state is LinkState.READY,
+            link_ready=self.worker.speaker.link().state.is_linked,
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -176,9 +176,9 @@ def test_a_lost_service_shows_in_the_status_line_and_nowhere_else(
         terminal.send("Who?\r")
         terminal.expect("tokens/s")
         terminal.expect(lambda _: terminal.cursor_line == ">>>")
-        terminal.expect("draft service lost")
+        terminal.expect("nothing listens at")
         lines = [line for line in terminal.lines if line]
-        assert [lines[-1]] == [line for line in lines if "draft service lost" in line]
+        assert [lines[-1]] == [line for line in lines if "nothing listens" in line]
         terminal.send("/bye\r")
         assert 0 == terminal.expect_exit()
     history = Path(environ["STARSD_STATE"]) / "chat_history"

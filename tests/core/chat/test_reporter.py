@@ -8,7 +8,8 @@ import pytest
 
 from starsd_edge.chat.contexts import Context, Pair
 from starsd_edge.chat.reporter import Board, EdgeReporter, work_of
-from starsd_edge.decoding.policy import PlainPolicy
+from starsd_edge.decoding.ngram import NgramDrafter
+from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.metrics import RoundKind, RoundStats, SessionStats
@@ -127,6 +128,31 @@ def test_drafting_switched_off_is_the_reason_that_is_given(context: Context) -> 
     say(context, 5)
     reporter.look()
     assert reporter.report(context.drafter).sessions[0].reason == "drafting is switched off here"
+
+
+def test_a_precision_without_exact_trees_is_the_reason_that_is_given(context: Context) -> None:
+    context.verifies_trees = False
+    reporter = reporter_of(context)
+    say(context, 5)
+    reporter.look()
+    assert "--draft inexact" in reporter.report(context.drafter).sessions[0].reason
+
+
+def test_own_drafts_are_not_taken_for_the_service_s() -> None:
+    """The monitor says plain, and why; the energy is that of drafting."""
+    drafter = RemoteDrafter("tcp://127.0.0.1:9", hello())
+    target = CountingTarget(script="fox " * 40)
+    context = Context(Pair(target, drafter, FixedPolicy(4), local=NgramDrafter()), time.monotonic)
+    reporter = reporter_of(context, FakeBoard())
+    reporter.look()
+    say(context, 40)
+    reporter.look()
+    report = reporter.report(drafter)
+    context.close()
+    assert report.sessions[0].work.accepted_tokens > 10
+    assert report.sessions[0].mode is Mode.PLAIN
+    assert report.sessions[0].reason
+    assert report.energy == Energy(drafting_j=10.0, drafting_tokens=40)
 
 
 def test_energy_goes_to_the_way_of_decoding_and_idle_time_to_nobody(context: Context) -> None:

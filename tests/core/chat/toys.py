@@ -73,6 +73,7 @@ def toy_speaker(
     policy: Callable[[], Policy] = PlainPolicy,
     service: str = "",
     exactness: Exactness = Exactness.EXACT,
+    local: Callable[[], Drafter] | None = None,
 ) -> Speaker:
     """A speaker over toy targets; every target it opens is appended to `targets`."""
 
@@ -80,7 +81,7 @@ def toy_speaker(
         opened = target(max_len, seed, script, round_s)
         if targets is not None:
             targets.append(opened)
-        return Pair(opened, drafter() if drafter else None, policy(), exactness)
+        return Pair(opened, drafter() if drafter else None, policy(), exactness, local() if local else None)
 
     writer = PromptWriter(TOKENIZER, ChatTemplate("chatml"))
     model = Model("toy", writer, max_len, frozenset({STOP_TOKEN}), service)

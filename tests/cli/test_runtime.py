@@ -1,0 +1,55 @@
+"""From a bundle to something that speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from starsd_edge.bundle import Bundle
+from starsd_edge.chat.answer import AnswerEnd, AnswerPiece
+from starsd_edge.chat.conversation import Conversation
+from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.cli.runtime import READ_REPORT_S, ModelChoice, open_speaker, read_ahead
+from tests.cli.tiny_bundle import make_bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.open(make_bundle(tmp_path_factory.mktemp("bundle")))
+
+
+def test_loading_tells_how_far_it_is_once_it_takes_long(bundle: Bundle) -> None:
+    """A clock on which every block of the file takes a second more than the patience."""
+
+    def slow() -> Iterator[float]:
+        now = 0.0
+        while True:
+            yield now
+            now += READ_REPORT_S + 1.0
+
+    said: list[str] = []
+    read_ahead(bundle, said.append, slow().__next__)
+    assert said
+    assert all(line.startswith("loading tiny: ") for line in said)
+    assert said[-1].endswith(" GB")
+
+
+def test_loading_that_is_quick_says_nothing(bundle: Bundle) -> None:
+    said: list[str] = []
+    read_ahead(bundle, said.append, lambda: 0.0)
+    assert [] == said
+
+
+def test_without_a_service_the_device_drafts_repeats_itself_and_says_the_same(bundle: Bundle) -> None:
+    """A random model soon says the same again and again; whether drafts of that pay is up to the machine."""
+    texts = []
+    for draft in (True, False):
+        speaker = open_speaker(bundle, ModelChoice(str(bundle.path)), None, report=lambda line: None)
+        conversation = Conversation(speaker, ChatSettings(max_tokens=120, draft=draft))
+        events = list(conversation.ask("Who?"))
+        speaker.close()
+        texts.append("".join(event.text for event in events if isinstance(event, AnswerPiece)))
+        assert isinstance(events[-1], AnswerEnd)
+        assert draft or events[-1].figures.tree_rounds == 0
+    assert texts[0] == texts[1]

@@ -1,0 +1,110 @@
+"""What the status line says of the link: what is, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from starsd_edge.chat.answer import AnswerEnd
+from starsd_edge.chat.conversation import Conversation
+from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.chat.speaker import Speaker
+from starsd_edge.chat.status import LinkState, LinkStatus, link_words
+from starsd_edge.decoding.decoder import Exactness
+from starsd_edge.decoding.ngram import NgramDrafter
+from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy, Policy
+from starsd_edge.decoding.roles import Drafter
+from starsd_edge.testing import Behaviour, FakeClock, ScriptedDrafter
+from tests.core.chat.test_speaker import Rounding
+from tests.core.chat.toys import TOKENIZER, CountingTarget, toy_speaker
+
+NEVER = 10**6  # requests: never ready
+REPEATING = "the quick fox. " * 12
+
+
+def drafter(ready_from: int = 0) -> Callable[[], Drafter]:
+    def opened() -> Drafter:
+        clock = FakeClock()
+        return ScriptedDrafter(
+            lambda context, count: [0] * count,
+            clock,
+            [Behaviour.WRONG if ready_from == 0 else Behaviour.SILENT],
+            vocab_size=TOKENIZER.vocab_size,
+            ready_from=ready_from,
+        )
+
+    return opened
+
+
+def speaker(
+    service: Callable[[], Drafter] | None,
+    policy: Callable[[], Policy] = lambda: FixedPolicy(4),
+    local: Callable[[], Drafter] | None = None,
+    target: type[CountingTarget] = CountingTarget,
+) -> Speaker:
+    return toy_speaker(
+        target=target,
+        script=REPEATING,
+        drafter=service,
+        policy=policy,
+        service="tcp://there:7731",
+        exactness=Exactness.EXACT,
+        local=local,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "local", "chat"),
+    [
+        (LinkState.NONE, False, lambda: speaker(None, PlainPolicy)),
+        (LinkState.NONE, True, lambda: speaker(None, local=NgramDrafter)),
+        (LinkState.READY, False, lambda: speaker(drafter())),
+        (LinkState.UNUSED, False, lambda: speaker(drafter(), PlainPolicy)),
+        (LinkState.LOST, False, lambda: speaker(drafter(NEVER))),
+        (LinkState.LOST, True, lambda: speaker(drafter(NEVER), local=NgramDrafter)),
+        (LinkState.INEXACT, False, lambda: speaker(drafter(), target=Rounding)),
+    ],
+)
+def test_the_link_is_what_the_last_rounds_made_of_it(
+    state: LinkState, local: bool, chat: Callable[[], Speaker]
+) -> None:
+    backend = chat()
+    events = list(Conversation(backend, ChatSettings(max_tokens=60)).ask("Go"))
+    assert isinstance(events[-1], AnswerEnd)
+    found = backend.link()
+    assert (state, local) == (found.state, found.local)
+    assert local == (state is not LinkState.READY and events[-1].figures.accepted > 0)
+
+
+def test_drafting_that_is_off_is_said_to_be_off() -> None:
+    backend = speaker(drafter())
+    list(Conversation(backend, ChatSettings(max_tokens=20, draft=False)).ask("Go"))
+    assert LinkState.OFF is backend.link().state
+
+
+@pytest.mark.parametrize(
+    ("words", "link"),
+    [
+        ("decoding plainly", LinkStatus(LinkState.NONE)),
+        ("drafting from what was said before", LinkStatus(LinkState.NONE, local=True)),
+        ("drafting via tcp://a:1 (12 ms)", LinkStatus(LinkState.READY, "tcp://a:1", wait_s=0.012)),
+        (
+            "decoding plainly: faster here than drafts from tcp://a:1 (900 ms)",
+            LinkStatus(LinkState.UNUSED, "tcp://a:1", wait_s=0.9),
+        ),
+        ("decoding plainly: it is late", LinkStatus(LinkState.LOST, "tcp://a:1", "it is late")),
+        (
+            "drafting from what was said before: it is late",
+            LinkStatus(LinkState.LOST, "tcp://a:1", "it is late", local=True),
+        ),
+        ("decoding plainly: the draft service is lost", LinkStatus(LinkState.LOST, "tcp://a:1")),
+        ("decoding plainly: drafting is off", LinkStatus(LinkState.OFF, "tcp://a:1")),
+    ],
+)
+def test_words_of_a_link(words: str, link: LinkStatus) -> None:
+    assert words == link_words(link)
+
+
+def test_every_state_has_words() -> None:
+    assert all(link_words(LinkStatus(state)) for state in LinkState)
