@@ -11,7 +11,7 @@ that is still of use holds the next UPDATE back until the loop has verified it; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from starsd_edge.decoding.roles import DrafterState, RoundHints
@@ -480,7 +480,7 @@ class EdgeConnection:
         if self._uplink.history.committed_len > self.welcome.max_len:
             self._block(f"the draft service takes contexts of at most {self.welcome.max_len} tokens")
             return
-        hints = replace(self._hints, max_nodes=min(self._hints.max_nodes, self.welcome.max_nodes))
+        hints = self._hints._replace(max_nodes=min(self._hints.max_nodes, self.welcome.max_nodes))
         may_open = self._leaves_at_s is None
         for request in self._uplink.plan(now_s, self.welcome.chunk_bytes, hints, may_open=may_open):
             self._send(request.frames)

@@ -12,7 +12,7 @@ do not join what is held, or whose prefix has another checksum, are answered wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -319,7 +319,7 @@ class ServerConnection:
         hints = message.hints if isinstance(message, Update) else None
         self._accept(head, held_before=start + 1, wants_draft=hints is not None)
         if hints is not None and hints.max_nodes > self.head.max_nodes:
-            hints = replace(hints, max_nodes=self.head.max_nodes)
+            hints = hints._replace(max_nodes=self.head.max_nodes)
         return [RowsArrived(head.round_id, head.base_len, start, message.tokens, features, hints)]
 
     def _append(self, start: int, tokens: TokenArray, head: Head) -> bool:
@@ -447,7 +447,7 @@ class ServerConnection:
         self._cached = None
 
     def _stamp_same(self, head: Head) -> Head:
-        return replace(head, boot_id=self._offer.boot_id)
+        return head._replace(boot_id=self._offer.boot_id)
 
     def _stamp(self, head: Head, held: int | None = None) -> Head:
         """The head of a reply to `head`, saying what is held where that is known."""

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starsd_edge.errors import LocalProtocolError
-from starsd_edge.protocol.codec import COMMON, MAJOR, decode, encode, kind_of, peek
+from starsd_edge.protocol.codec import decode, encode, kind_of
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype, encode_rows
+from starsd_edge.protocol.head import COMMON, MAJOR, peek
 from starsd_edge.protocol.limits import MAX_CHUNK_BYTES, MAX_CONTEXT_TOKENS
 from starsd_edge.protocol.messages import (
     Busy,
@@ -134,7 +135,7 @@ def test_a_message_that_does_not_fit_to_the_byte_is_refused(frames: list[bytes],
 def test_declared_sizes_are_checked_before_anything_is_allocated() -> None:
     """A short message that declares gigabytes costs an exception, not memory."""
     update = small_update()
-    head, ids, rows = encode(replace(update, head=replace(HEAD, base_len=5000)))
+    head, ids, rows = encode(replace(update, head=HEAD._replace(base_len=5000)))
     huge = bytearray(head)
     COMMON.pack_into(huge, 0, *COMMON.unpack_from(head)[:-2], 4096, 65535)
     with pytest.raises(WireError, match=str(MAX_CHUNK_BYTES)):

@@ -214,7 +214,7 @@ def test_rows_that_begin_before_the_end_replace_what_was_there(opened: ServerCon
 
 def test_another_prefix_is_not_drafted_on(opened: ServerConnection) -> None:
     wrong = update(3, 10, 2)
-    (need,) = replies(opened.receive(replace(wrong, head=replace(wrong.head, prefix_crc=1))))
+    (need,) = replies(opened.receive(replace(wrong, head=wrong.head._replace(prefix_crc=1))))
     assert isinstance(need, NeedPrefill)
     assert need.head.base_len == 0
     assert opened.state is ServerState.GREETED
@@ -222,7 +222,7 @@ def test_another_prefix_is_not_drafted_on(opened: ServerConnection) -> None:
 
 @pytest.mark.parametrize("message", [open_context(9), update(9, 10, 1), prefill(9, 0, 3)])
 def test_a_message_for_another_boot_learns_of_this_one(opened: ServerConnection, message: Message) -> None:
-    old = replace(message, head=replace(message.head, boot_id=1))  # type: ignore[type-var]  # all have a head
+    old = replace(message, head=message.head._replace(boot_id=1))  # type: ignore[type-var]  # all have a head
     (need,) = replies(opened.receive(old))
     assert isinstance(need, NeedPrefill)
     assert need.head.boot_id == BOOT

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from starsd_edge.protocol.codec import COMMON, DECODERS, MAGIC, MAJOR, MINOR
+from starsd_edge.protocol.decoder import DECODERS
 from starsd_edge.protocol.features import FeatureDtype
+from starsd_edge.protocol.head import COMMON, MAGIC, MAJOR, MINOR
 from starsd_edge.protocol.limits import (
     ACK_WINDOW,
     DEFAULT_TIMING,

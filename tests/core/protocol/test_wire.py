@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from starsd_edge.protocol.codec import DECODERS, decode, encode, kind_of
+from starsd_edge.protocol.codec import decode, encode, kind_of
+from starsd_edge.protocol.decoder import DECODERS
 from starsd_edge.protocol.features import decode_rows
 from starsd_edge.protocol.messages import ErrorCode, MessageKind, Prefill, WireError
 from tests.core.protocol.test_codec import same
