@@ -132,26 +132,26 @@ def decode_open(first: Peek, body: Body, frames: Sequence[Buffer]) -> Open:
 
 
 def rows_of(first: Peek, frames: Sequence[Buffer]) -> tuple[TokenArray, EncodedRows]:
-    if first.count > MAX_ROWS or not 1 <= first.width <= MAX_FEATURE_SIZE:
+    if first.num_items > MAX_ROWS or not 1 <= first.width <= MAX_FEATURE_SIZE:
         raise WireError(
-            ErrorCode.LIMIT, f"{first.count} rows of width {first.width}; at most {MAX_ROWS} rows"
+            ErrorCode.LIMIT, f"{first.num_items} rows of width {first.width}; at most {MAX_ROWS} rows"
         )
-    if first.head.base_len < first.count + 1:
-        malformed(f"{first.count} rows cannot end at base_len {first.head.base_len}")
+    if first.head.base_len < first.num_items + 1:
+        malformed(f"{first.num_items} rows cannot end at base_len {first.head.base_len}")
     dtype = FEATURE_DTYPES.get(first.dtype)
     if dtype is None:
         malformed(f"feature dtype {first.dtype}")
-    size = max(first.count * first.width, len(frames[2]))  # an element takes a byte at least
+    size = max(first.num_items * first.width, len(frames[2]))  # an element takes a byte at least
     if size > MAX_CHUNK_BYTES:
         raise WireError(
             ErrorCode.LIMIT, f"{size} bytes of features; at most {MAX_CHUNK_BYTES} in one message"
         )
-    tokens = unpack_ids(frames[1], first.count, first.flags, extra_bytes=0)
-    return tokens, EncodedRows(dtype, first.count, first.width, frames[2])
+    tokens = unpack_ids(frames[1], first.num_items, first.flags, extra_bytes=0)
+    return tokens, EncodedRows(dtype, first.num_items, first.width, frames[2])
 
 
 def decode_prefill(first: Peek, body: Body, frames: Sequence[Buffer]) -> Prefill:
-    if first.count == 0:
+    if first.num_items == 0:
         malformed("PREFILL without rows")
     return Prefill(first.head, *rows_of(first, frames))
 
@@ -169,7 +169,7 @@ def decode_ack(first: Peek, body: Body, frames: Sequence[Buffer]) -> PrefillAck:
 
 
 def decode_draft(first: Peek, body: Body, frames: Sequence[Buffer]) -> Draft:
-    n = first.count
+    n = first.num_items
     if n >= MAX_NODES:
         raise WireError(ErrorCode.LIMIT, f"a draft of {n + 1} nodes; at most {MAX_NODES}")
     if first.head.base_len < 1:

@@ -41,7 +41,7 @@ class Peek(NamedTuple):
 
     kind: int
     head: Head
-    count: int
+    num_items: int  # rows, or nodes without the root
     width: int
     flags: int
     dtype: int

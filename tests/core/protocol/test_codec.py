@@ -180,4 +180,4 @@ def test_a_value_that_does_not_fit_is_our_own_mistake() -> None:
 def test_the_head_alone_tells_where_a_message_belongs() -> None:
     update = small_update()
     first = peek(encode(update)[0])
-    assert (first.kind, first.head, first.count, first.width) == (kind_of(update), HEAD, 5, 8)
+    assert (first.kind, first.head, first.num_items, first.width) == (kind_of(update), HEAD, 5, 8)
