@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
 import msgspec
 
@@ -35,6 +36,8 @@ WORKER, GATEWAY = "starsd_server.worker", "starsd_server.gateway"
 RESTARTS_ALLOWED = 10  # of one process within a minute; beyond it something is broken for good
 RESTART_WINDOW_S = 60.0
 EXIT_GRACE_S = 3.0  # for a child to leave after its input ended
+DRAIN_GRACE_S = 3.0  # for the worker to say that it has drained; one that hangs is not waited for
+LONGEST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +62,28 @@ class Said:
     report: Report
 
 
+# Not queue.Queue: a signal that arrives while its lock is held would wait for that lock for ever.
+Events: TypeAlias = "queue.SimpleQueue[Exited | Said | int]"
+
+
 class Child:
     """One process and the thread that reads what it says."""
 
-    def __init__(self, module: str, config: ServiceConfig, events: queue.Queue[Exited | Said | int]) -> None:
+    def __init__(self, module: str, config: ServiceConfig, events: Events) -> None:
         self.module = module
         self.started_s = time.monotonic()
+        self.ready = False
         self._events = events
         self._process = subprocess.Popen(
             [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.tell(msgspec.json.encode(config).decode())
         threading.Thread(target=self._read, daemon=True, name=f"{module} output").start()
+
+    @property
+    def name(self) -> str:
+        """`worker` or `gateway`."""
+        return self.module.rpartition(".")[2]
 
     @property
     def pid(self) -> int:
@@ -83,12 +96,12 @@ class Child:
             self._process.stdin.flush()
 
     def end(self) -> None:
-        """Close its input and see it leave."""
+        """Close its input and see it leave; one that still loads has nothing to finish."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(EXIT_GRACE_S)
+            self._process.wait(EXIT_GRACE_S if self.ready else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -107,10 +120,10 @@ class Service:
     def __init__(self, config: ServiceConfig) -> None:
         self._folder: Path = private_folder()
         self._config = msgspec.structs.replace(config, folder=str(self._folder))
-        self._events: queue.Queue[Exited | Said | int] = queue.Queue()
+        self._events: Events = queue.SimpleQueue()
         self._children: dict[str, Child] = {}
         self._restarts: dict[str, list[float]] = {WORKER: [], GATEWAY: []}
-        self._draining = False
+        self._leave_by_s: float | None = None  # set once it drains
 
     def start(self) -> Ready:
         """Start both and wait until they serve.
@@ -125,6 +138,7 @@ class Service:
         while len(ready) < len(self._children):
             event = self._events.get()
             if isinstance(event, Said) and event.report.event == "ready":
+                event.process.ready = True
                 ready[event.process.module] = event.report
             elif isinstance(event, Said):
                 raise _error_of(event.report)
@@ -141,23 +155,29 @@ class Service:
         """Serve until SIGTERM or SIGINT, then drain. Raises ResourceError when a process will not stay."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
-        while True:
+        while (left_s := self._left_s()) > 0:
             try:
-                event = self._events.get(timeout=1.0)
+                event = self._events.get(timeout=min(left_s, LONGEST_LOOK_S))
             except queue.Empty:
-                continue  # wakes up so that signals are handled
+                continue
             if isinstance(event, int):
-                if self._draining:
-                    return  # a second signal does not wait
-                self._draining = True
-                log.info("draining: no new sessions, rounds under way are finished")
-                self._children[WORKER].tell(DRAIN)
+                if self._leave_by_s is not None or not self._children[WORKER].ready:
+                    return  # a second signal does not wait, and a worker that loads has nothing to drain
+                self._drain()
             elif isinstance(event, Exited):
-                if self._draining and event.process.module == WORKER:
+                if self._leave_by_s is not None and event.process.module == WORKER:
                     return
                 self._restart(event)
             elif event.report.event == "failed":
                 raise _error_of(event.report)
+            else:
+                event.process.ready = True
+                log.warning(
+                    "the %s process serves again after %.2f s",
+                    event.process.name,
+                    time.monotonic() - event.process.started_s,
+                )
+        log.warning("the worker process did not drain in time: it is ended")
 
     def close(self) -> None:
         """End both processes and remove what they left."""
@@ -168,7 +188,15 @@ class Service:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of "worker" and "gateway"."""
-        return {module.rpartition(".")[2]: child.pid for module, child in self._children.items()}
+        return {child.name: child.pid for child in self._children.values()}
+
+    def _left_s(self) -> float:
+        return float("inf") if self._leave_by_s is None else self._leave_by_s - time.monotonic()
+
+    def _drain(self) -> None:
+        log.info("draining: no new sessions, rounds under way are finished")
+        self._leave_by_s = time.monotonic() + self._config.drain_s + DRAIN_GRACE_S
+        self._children[WORKER].tell(DRAIN)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._events.put(number)
@@ -180,7 +208,7 @@ class Service:
         now_s = time.monotonic()
         recent = [at for at in self._restarts[module] if now_s - at < RESTART_WINDOW_S]
         self._restarts[module] = [*recent, now_s]
-        name = module.rpartition(".")[2]
+        name = event.process.name
         if len(recent) >= RESTARTS_ALLOWED:
             raise ResourceError(
                 f"the {name} process ended {RESTARTS_ALLOWED} times within a minute: giving up"
