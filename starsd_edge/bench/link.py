@@ -24,7 +24,8 @@ from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket, make_context, service_socket
 from starsd_edge.link.zap import Authenticator
 from starsd_edge.protocol.codec import Frames, decode, encode
-from starsd_edge.protocol.edge_connection import EdgeConnection, TreeArrived
+from starsd_edge.protocol.edge_connection import EdgeConnection
+from starsd_edge.protocol.edge_events import TreeArrived
 from starsd_edge.protocol.features import FeatureDtype, encode_rows
 from starsd_edge.protocol.greeting import HelloBody, Identity
 from starsd_edge.protocol.messages import Draft, Head, Hints

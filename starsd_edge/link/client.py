@@ -15,7 +15,8 @@ from starsd_edge.decoding.roles import DrafterState, Update
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.link.edge_loop import EdgeLoop
 from starsd_edge.link.sockets import EdgeKeys
-from starsd_edge.protocol.edge_connection import Counters, EdgeConnection, TreeArrived
+from starsd_edge.protocol.edge_connection import EdgeConnection
+from starsd_edge.protocol.edge_events import Counters, TreeArrived
 from starsd_edge.protocol.greeting import HelloBody, WelcomeBody
 from starsd_edge.protocol.limits import DEFAULT_TIMING, EdgeTiming
 from starsd_edge.protocol.telemetry import EdgeReport

@@ -14,7 +14,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from starsd_edge.link.diagnose import handshake_trouble, why_unreachable
 from starsd_edge.link.sockets import EdgeKeys, SyncSocket, check_private, edge_socket, make_context
-from starsd_edge.protocol.edge_connection import Connect, Disconnect, EdgeConnection, LinkEvent, TreeArrived
+from starsd_edge.protocol.edge_connection import EdgeConnection
+from starsd_edge.protocol.edge_events import Connect, Disconnect, LinkEvent, TreeArrived
 from starsd_edge.protocol.states import EdgeState
 
 __all__ = ["EdgeLoop"]

@@ -11,92 +11,45 @@ that is still of use holds the next UPDATE back until the loop has verified it; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
-from starsd_edge.decoding.roles import DrafterState, RoundHints
+from starsd_edge.decoding.roles import DrafterState
 from starsd_edge.decoding.roles import Update as CommittedRows
-from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
 from starsd_edge.protocol.breaker import Breaker
-from starsd_edge.protocol.codec import Buffer, Frames, decode, encode
+from starsd_edge.protocol.codec import Buffer, Frames, decode
 from starsd_edge.protocol.draft_tree import rebuild_tree, still_leads_on
+from starsd_edge.protocol.edge_events import Connect, Counters, Disconnect, LinkEvent, TreeArrived
+from starsd_edge.protocol.edge_outbox import EdgeOutbox, wire_hints
 from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.protocol.greeting import HelloBody, WelcomeBody
 from starsd_edge.protocol.history import History
-from starsd_edge.protocol.limits import DEFAULT_TIMING, MAX_NODES, EdgeTiming
-from starsd_edge.protocol.link_times import LinkTimes
+from starsd_edge.protocol.limits import DEFAULT_TIMING, MAX_HISTORY_BYTES, EdgeTiming
+from starsd_edge.protocol.link_times import LARGEST_TIMED_BYTES, LinkTimes
 from starsd_edge.protocol.messages import (
     Busy,
-    Close,
     Draft,
     Error,
     ErrorCode,
     GoAway,
     Head,
-    Hello,
     Hints,
     Message,
     MessageKind,
     NeedPrefill,
-    Ping,
     Pong,
     PrefillAck,
-    Report,
     Welcome,
 )
-from starsd_edge.protocol.states import EdgeEvent, EdgeState, next_edge_state
+from starsd_edge.protocol.states import LINKED, TIMED, EdgeEvent, EdgeState, next_edge_state
 from starsd_edge.protocol.telemetry import EdgeReport
 from starsd_edge.protocol.uplink import Request, Uplink
 
-__all__ = ["Connect", "Counters", "Disconnect", "EdgeConnection", "LinkEvent", "TreeArrived"]
+__all__ = ["EdgeConnection"]
 
-MAX_HISTORY_BYTES = 256 * 1024 * 1024  # 32k tokens of a 7B model in fp16
+LEAVING = "the draft service is about to stop"
 CONNECT_PATIENCE_S = 6.0  # two TCP connection attempts and the security handshake
-MAX_RESENDS_IN_A_ROW = (
-    8  # a service that forgets what it was just given is broken, and asking on costs bandwidth
-)
-LONGEST_PAUSE_S = 60.0  # whatever BUSY says
-# A round trip with more than this on the line says more of the bandwidth than of the waiting.
-LARGEST_TIMED_BYTES = 96 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Make a new socket and connect it, then say `connected`, `lost` or `denied`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """Throw the socket away; nothing more is sent on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeArrived:
-    """A tree on a prefix that is still ours. Part of it may have been committed meanwhile, or none of it."""
-
-    tree: DraftTree
-    round_trip_s: float
-    dwell_s: float
-
-
-LinkEvent: TypeAlias = Connect | Disconnect | TreeArrived
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the start of the process."""
-
-    rounds: int = 0  # UPDATEs sent
-    trees: int = 0  # trees of use
-    stale_trees: int = 0  # came too late to be followed, twice, or for another prefix
-    misses: int = 0  # answers that did not come in time
-    outages: int = 0
-    prefilled_rows: int = 0
-    bytes_up: int = 0
-    bytes_updates: int = 0  # of bytes_up, what the UPDATEs took
-    bytes_down: int = 0
-    violations: int = 0  # messages of the service that the protocol does not allow
+# A service that forgets what it was just given is broken, and asking on costs bandwidth.
+MAX_RESENDS_IN_A_ROW = 8
 
 
 class EdgeConnection:
@@ -125,15 +78,14 @@ class EdgeConnection:
         history = History(hello.identity.feature_size, dtype, max_history_bytes)
         self._uplink = Uplink(session, history)
         self._hints = Hints()
-        self._outbox: list[Frames] = []
+        self._outbox = EdgeOutbox(self._uplink, self.counters)
         self._wants_tree = False
         self._holds_tree = False  # a tree of use is with the decode loop
         self._blocked = ""  # why this context is not drafted for, whatever the link does
         self._due_s = 0.0  # probe, greeting deadline or end of pause, by state
         self._heard_s = 0.0
-        self._ping: Ping | None = None
+        self._ping: int | None = None  # nonce of the one under way
         self._ping_sent_s = 0.0
-        self._ping_nonce = 0
         self._leaves_at_s: float | None = None  # GOAWAY's deadline
         self._resends = 0
 
@@ -152,7 +104,7 @@ class EdgeConnection:
         Raises LocalProtocolError when they do not join the context.
         """
         history = self._uplink.history
-        self._hints = self._wire_hints(rows.hints)
+        self._hints = wire_hints(rows.hints, self.times.last_link_s)
         if self._blocked:
             return
         if rows.start + 1 > history.committed_len:
@@ -183,12 +135,12 @@ class EdgeConnection:
     def report(self, body: EdgeReport) -> None:
         """Tell the service how the device is doing; dropped while there is no link."""
         if self.state in LINKED:
-            self._send(encode(Report(self._stamp(), body)))
+            self._outbox.report(body)
 
     def close(self, now_s: float) -> list[LinkEvent]:
         """Say goodbye. The last frames should still be sent before the socket is thrown away."""
         if self.state in LINKED:
-            self._send(encode(Close(self._stamp())))
+            self._outbox.close()
         self._enter(EdgeEvent.CLOSE)
         self.reason = "closed"
         return [Disconnect()]
@@ -243,8 +195,7 @@ class EdgeConnection:
 
     def take_frames(self) -> list[Frames]:
         """What is to be sent now, in order."""
-        frames, self._outbox = self._outbox, []
-        return frames
+        return self._outbox.take()
 
     def receive(self, frames: Sequence[Buffer], now_s: float) -> list[LinkEvent]:
         """A message arrived. Never raises for what a service may send: violations are counted and dropped."""
@@ -313,7 +264,10 @@ class EdgeConnection:
         round_trip_s = 0.0
         if request is not None:
             round_trip_s = now_s - request.sent_s
-            self._note_time(request, round_trip_s, dwell_s)
+            # A reply to a request that was sent twice may answer either (Karn's rule).
+            if not request.resent and request.num_bytes <= LARGEST_TIMED_BYTES:
+                self.times.note(round_trip_s, dwell_s, drafted=True)
+                self._breaker.measured()
             self._resends = 0
             self._enter(EdgeEvent.DRAFTED)
         tree = None
@@ -366,16 +320,17 @@ class EdgeConnection:
             return []
         self._enter(EdgeEvent.TOLD_TO_WAIT)
         self.reason = message.reason.text
-        self._due_s = now_s + self._breaker.spread(min(message.retry_after_ms / 1e3, LONGEST_PAUSE_S))
+        self._due_s = self._breaker.told_to_wait(now_s, message.retry_after_ms / 1e3)
         self._uplink.rewind(head.base_len)
         self._wants_tree = True
         return []
 
     def _receive_pong(self, message: Pong, now_s: float) -> list[LinkEvent]:
-        if self._ping is not None and message.nonce == self._ping.nonce:
+        if self._ping is not None and message.nonce == self._ping:
             self.times.note(now_s - self._ping_sent_s, message.queue_us / 1e6, drafted=False)
             self._ping = None
             self._breaker.recovered()
+            self._breaker.measured()
         return []
 
     def _receive_error(self, message: Error, now_s: float) -> list[LinkEvent]:
@@ -408,7 +363,7 @@ class EdgeConnection:
         return self._heard_s + self._timing.ping_s
 
     def _answer_s(self) -> float:
-        return max(self._timing.answer_s, 4 * self.times.expected_s)
+        return self._breaker.patience_s(self.times.expected_s)
 
     def _patience_ends_s(self, oldest: Request) -> float:
         # Bytes of all that is under way are in front of the answer on a slow line.
@@ -450,7 +405,7 @@ class EdgeConnection:
             # The same round again: at the service it counts once, however often it comes.
             for request in self._uplink.in_flight:
                 request.sent_s, request.resent = now_s, True
-                self._send(request.frames)
+                self._outbox.request(request)
         elif self.state is EdgeState.FILLING:
             self._restart()
             self._uplink.rewind(self._uplink.acked_len)
@@ -483,42 +438,22 @@ class EdgeConnection:
         hints = self._hints._replace(max_nodes=min(self._hints.max_nodes, self.welcome.max_nodes))
         may_open = self._leaves_at_s is None
         for request in self._uplink.plan(now_s, self.welcome.chunk_bytes, hints, may_open=may_open):
-            self._send(request.frames)
+            self._outbox.request(request)
             if request.kind is MessageKind.UPDATE:
                 self._enter(EdgeEvent.SEND_UPDATE)
                 self.counters.rounds += 1
-                self.counters.bytes_updates += sum(map(len, request.frames))
+                self.counters.bytes_updates += request.num_bytes
                 self._wants_tree = False
             else:
                 self._enter(EdgeEvent.SEND_ROWS)
 
-    def _send(self, frames: Frames) -> None:
-        self.counters.bytes_up += sum(map(len, frames))
-        self._outbox.append(frames)
-
     def _send_hello(self, now_s: float) -> None:
         self._due_s = now_s + self._answer_s()
-        self._send(encode(Hello(self._stamp(), self._hello)))
+        self._outbox.hello(self._hello)
 
     def _send_ping(self, now_s: float) -> None:
-        self._ping_nonce += 1
-        self._ping = Ping(self._stamp(), self._ping_nonce)
         self._ping_sent_s = now_s
-        self._send(encode(self._ping))
-
-    def _stamp(self) -> Head:
-        return Head(self._session, self._uplink.boot_id, self._uplink.epoch)
-
-    def _wire_hints(self, hints: RoundHints) -> Hints:
-        return Hints(
-            max_nodes=min(max(hints.max_nodes, 1), MAX_NODES),
-            num_accepted=hints.num_accepted,
-            verify_nodes=hints.verify_nodes,
-            verify_us=round(hints.verify_s * 1e6),
-            plain_us=round(hints.plain_s * 1e6),
-            wait_us=round(hints.wait_s * 1e6),
-            link_us=round(self.times.last_link_s * 1e6),
-        )
+        self._ping = self._outbox.ping()
 
     # ------------------------------------------------------------------------------------------- bookkeeping
 
@@ -533,11 +468,6 @@ class EdgeConnection:
             )
         self._breaker.recovered()
         return self._uplink.settle(head.round_id)
-
-    def _note_time(self, request: Request, round_trip_s: float, dwell_s: float) -> None:
-        # A reply to a request that was sent twice may answer either (Karn's rule).
-        if not request.resent and request.num_bytes <= LARGEST_TIMED_BYTES:
-            self.times.note(round_trip_s, dwell_s, drafted=True)
 
     def _enter(self, event: EdgeEvent) -> None:
         self.state = next_edge_state(self.state, event)
@@ -568,13 +498,3 @@ class EdgeConnection:
 
     def _block(self, why: str) -> None:
         self._blocked = f"this context is decoded plainly: {why}"
-
-
-LEAVING = "the draft service is about to stop"
-# States with a usable connection, and states whose deadline is `_due_s`.
-LINKED = frozenset(
-    {EdgeState.GREETING, EdgeState.IDLE, EdgeState.FILLING, EdgeState.DRAFTING, EdgeState.PAUSED}
-)
-TIMED = frozenset(
-    {EdgeState.DOWN, EdgeState.REFUSED, EdgeState.CONNECTING, EdgeState.GREETING, EdgeState.PAUSED}
-)

@@ -15,6 +15,7 @@ __all__ = [
     "MAX_FEATURE_SIZE",
     "MAX_FRAMES",
     "MAX_GREETING_BYTES",
+    "MAX_HISTORY_BYTES",
     "MAX_NODES",
     "MAX_PENDING",
     "MAX_PING_PADDING_BYTES",
@@ -34,6 +35,7 @@ MAX_CONTEXT_TOKENS = 1 << 20  # base_len beyond this is a broken peer, not a lon
 MAX_GREETING_BYTES = 8 * 1024  # HELLO and WELCOME bodies are about 700 bytes
 MAX_TEXT_BYTES = 512  # an error text is one line
 MAX_PING_PADDING_BYTES = 64 * 1024  # bandwidth is measured by padded pings
+MAX_HISTORY_BYTES = 256 * 1024 * 1024  # what an edge keeps of its context: 32k tokens of a 7B model in fp16
 
 MAX_PENDING = 4  # unanswered requests of one session: OPEN, ACK_WINDOW chunks, and the update behind them
 ACK_WINDOW = 2  # prefill chunks under way: one on the line while the other is computed

@@ -7,10 +7,12 @@ with gain 1/8, deviation with gain 1/4.
 
 from __future__ import annotations
 
-__all__ = ["LinkTimes"]
+__all__ = ["LARGEST_TIMED_BYTES", "LinkTimes"]
 
 MEAN_GAIN = 1 / 8
 DEVIATION_GAIN = 1 / 4
+# A round trip with more than this on the line says more of the bandwidth than of the waiting.
+LARGEST_TIMED_BYTES = 96 * 1024
 
 
 class LinkTimes:

@@ -14,7 +14,9 @@ from starsd_edge.protocol.messages import ErrorCode, MessageKind, WireError
 
 __all__ = [
     "EDGE_TABLE",
+    "LINKED",
     "SERVER_TABLE",
+    "TIMED",
     "EdgeEvent",
     "EdgeState",
     "ServerState",
@@ -96,6 +98,16 @@ class EdgeState(Enum):
     PAUSED = "paused"  # told to come back later
     REFUSED = "refused"  # the two ends do not fit, or the key is not trusted; a probe is due, rarely
     CLOSED = "closed"
+
+
+# States with a usable connection.
+LINKED = frozenset(
+    {EdgeState.GREETING, EdgeState.IDLE, EdgeState.FILLING, EdgeState.DRAFTING, EdgeState.PAUSED}
+)
+# States that end at a time that is known when they begin.
+TIMED = frozenset(
+    {EdgeState.DOWN, EdgeState.REFUSED, EdgeState.CONNECTING, EdgeState.GREETING, EdgeState.PAUSED}
+)
 
 
 class EdgeEvent(Enum):

@@ -11,7 +11,8 @@ from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.roles import Update as CommittedRows
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.protocol.codec import Frames, decode
-from starsd_edge.protocol.edge_connection import Connect, EdgeConnection, LinkEvent, TreeArrived
+from starsd_edge.protocol.edge_connection import EdgeConnection
+from starsd_edge.protocol.edge_events import Connect, LinkEvent, TreeArrived
 from starsd_edge.protocol.greeting import HelloBody, Identity
 from starsd_edge.protocol.limits import DEFAULT_TIMING, EdgeTiming
 from starsd_edge.protocol.messages import Message
@@ -135,6 +136,7 @@ class Pair:
         )
         self.service = Service(SessionTable(offer(boot_id)))
         self.reachable = True
+        self.connections = 0
         self.trees: deque[DraftTree] = deque()
         self.sent: list[Message] = []
         self.lose_next = 0  # messages of the edge to be lost
@@ -144,6 +146,7 @@ class Pair:
             if isinstance(event, TreeArrived):
                 self.trees.append(event.tree)
             elif isinstance(event, Connect) and self.reachable:
+                self.connections += 1
                 self.obey(self.edge.connected(self.now_s))
 
     def step(self) -> None:

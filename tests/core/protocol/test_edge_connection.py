@@ -460,3 +460,24 @@ def test_a_tree_of_the_root_alone_holds_nothing_up(pair: Pair) -> None:
     pair.edge.update(committed(11, 12), 0.0)
     pair.step()
     assert pair.service.rows == expected_rows(12)
+
+
+def test_a_service_slower_than_all_attempts_together_is_measured_in_the_end(pair: Pair) -> None:
+    """It answers every message 7 s later, and three misses in a row are over after 6 s: without a patience
+    that grows the edge would leave and greet it again for ever."""
+    delay_s, on_the_way = 7.0, []
+    pair.trees.clear()
+    pair.edge.update(committed(10, 12), pair.now_s)
+    for _ in range(4_000):
+        for frames in pair.edge.take_frames():
+            on_the_way.append((pair.now_s + delay_s, pair.connections, frames))
+        while on_the_way and on_the_way[0][0] <= pair.now_s:
+            _, connection, frames = on_the_way.pop(0)
+            for reply in pair.service.receive(frames, pair.now_s):
+                if connection == pair.connections:  # an answer to a connection that was left reaches nobody
+                    pair.obey(pair.edge.receive(reply, pair.now_s))
+        if pair.trees:
+            break
+        pair.now_s += 0.1
+        pair.obey(pair.edge.tick(pair.now_s))
+    assert pair.trees, pair.edge.drafter_state().reason

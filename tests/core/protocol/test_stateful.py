@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from starsd_edge.decoding.prefix import prefix_crc
 from starsd_edge.decoding.roles import Update as CommittedRows
 from starsd_edge.protocol.codec import Frames
-from starsd_edge.protocol.edge_connection import Connect, EdgeConnection, LinkEvent, TreeArrived
+from starsd_edge.protocol.edge_connection import EdgeConnection
+from starsd_edge.protocol.edge_events import Connect, LinkEvent, TreeArrived
 from starsd_edge.protocol.messages import BusyReason
 from starsd_edge.protocol.server_connection import RowsArrived, ServerEvent
 from starsd_edge.protocol.session_table import SessionKey, SessionTable

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from starsd_edge.decoding.roles import DrafterState, Update
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.protocol.codec import Frames
-from starsd_edge.protocol.edge_connection import Connect, Disconnect, EdgeConnection, LinkEvent, TreeArrived
+from starsd_edge.protocol.edge_connection import EdgeConnection
+from starsd_edge.protocol.edge_events import Connect, Disconnect, LinkEvent, TreeArrived
 from starsd_edge.protocol.greeting import HelloBody
 from tests.e2e.simulator.service import IDENTITY, SimulatedService
 from tests.e2e.simulator.target import MAX_LEN
