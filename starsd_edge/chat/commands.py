@@ -109,15 +109,23 @@ def _set(conversation: Conversation, argument: str) -> Outcome:
 
 def _show(conversation: Conversation, argument: str) -> Outcome:
     if not argument:
-        rows = [(name, show_setting(conversation.settings, name)) for name in SETTINGS]
-        return Outcome(tuple(_columns(rows)))
+        return Outcome(tuple(_columns([(name, _value(conversation, name)) for name in SETTINGS])))
     if argument in VIEWS:
         return Outcome(tuple(VIEWS[argument](conversation)))
     if argument not in SETTINGS:
         raise UsageError(
             f"there is nothing called {argument!r} to show; known: {', '.join([*SETTINGS, *VIEWS])}"
         )
-    return Outcome((f"{argument} = {show_setting(conversation.settings, argument) or '(none)'}",))
+    return Outcome((f"{argument} = {_value(conversation, argument)}",))
+
+
+def _value(conversation: Conversation, name: str) -> str:
+    """A setting, and what it was at the beginning where that differs."""
+    now, before = (
+        show_setting(settings, name) or "(none)"
+        for settings in (conversation.settings, conversation.defaults)
+    )
+    return now if now == before else f"{now}  (began with {before})"
 
 
 def _show_model(conversation: Conversation) -> list[str]:

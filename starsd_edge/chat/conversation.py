@@ -30,6 +30,7 @@ class Conversation:
     def __init__(self, backend: Backend, settings: ChatSettings | None = None) -> None:
         self.backend = backend
         self.settings = settings or ChatSettings()
+        self.defaults = self.settings  # what it began with: the model's own, and the user's
         self.messages: list[Message] = []
         self.figures: Figures | None = None  # of the newest answer
         self._regenerated = 0  # times the newest answer was asked for again

@@ -9,6 +9,7 @@ import msgspec
 from starsd_edge.chat.answer import AnswerEnd, AnswerPiece, FinishReason
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.keyboard import interrupts_stop
+from starsd_edge.chat.status import link_words
 
 __all__ = ["AnswerReport", "answer_once"]
 
@@ -29,6 +30,8 @@ class AnswerReport(msgspec.Struct):
     draft_tokens: int
     accepted_tokens: int
     acceptance_length: float
+    joules: float | None  # of the whole device; None where its board reports no power
+    link: str
 
 
 def answer_once(conversation: Conversation, question: str, out: TextIO, *, as_json: bool) -> FinishReason:
@@ -70,4 +73,6 @@ def _report(conversation: Conversation, said: str, end: AnswerEnd) -> AnswerRepo
         draft_tokens=figures.drafted,
         accepted_tokens=figures.accepted,
         acceptance_length=figures.mean_acceptance_length,
+        joules=figures.joules,
+        link=link_words(conversation.backend.link()),
     )

@@ -232,6 +232,7 @@ def _figures(event: dict[str, Any]) -> Figures:
         first_token_s=metrics["time_to_first_token_ms"] / 1e3,
         generation_s=metrics["generation_time_ms"] / 1e3,
         verified=+verified,
+        joules=metrics["energy_joules"],
     )
     # Every round but those gave one token, and the prefill gave the first.
     rest = figures.completion_tokens - 1 - figures.accepted - figures.tree_rounds

@@ -10,6 +10,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -55,7 +56,8 @@ class Repl:
             multiline=True,
             history=self._history,
             completer=_Commands(),
-            complete_while_typing=True,
+            # Room for a menu is kept below the line while it may complete, and only then.
+            complete_while_typing=Condition(lambda: self._session.default_buffer.text.startswith("/")),
             key_bindings=_keys(),
             bottom_toolbar=self._toolbar,
             refresh_interval=STATUS_REFRESH_S,
@@ -75,7 +77,8 @@ class Repl:
             try:
                 text = unquote_block(self._session.prompt(PROMPT, default=draft))
             except KeyboardInterrupt:
-                say(self._look, "Ctrl-D or /bye leaves.")
+                if not self._session.default_buffer.text:  # else it took back what was written
+                    say(self._look, "Ctrl-D or /bye leaves.")
                 draft = ""
                 continue
             except EOFError:

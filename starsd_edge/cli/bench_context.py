@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import click
 import msgspec
 import numpy as np
 
-from starsd_edge.chat.answer import AnswerEnd, AnswerPiece, Figures
+from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece, Figures
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.cli.fit import needs_of
 from starsd_edge.cli.model_options import model_options
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, open_speaker
+from starsd_edge.text.template import Message, Role
 
-__all__ = ["ContextReport", "Turn", "command", "measure"]
+__all__ = ["ContextReport", "Sharing", "Turn", "command", "measure", "take_turns"]
 
 # Questions of different length, so that the new tokens of turns differ.
 QUESTIONS = (
@@ -41,13 +43,34 @@ class Turn(msgspec.Struct):
     again_cpu_ms: float
 
 
+class Sharing(msgspec.Struct):
+    """Conversations that take turns on one model that keeps the caches of `kept` of them.
+
+    cached_share  of the prompt tokens of all turns but the first, found in a cache
+    opened        caches that were opened
+    kv_bytes      most that the caches may take, all together
+    """
+
+    conversations: int
+    kept: int
+    opened: int
+    cached_share: float
+    kv_bytes: int
+
+
 class ContextReport(msgspec.Struct):
-    """`ms_per_new_token` and `fixed_ms`: the line through (new tokens, CPU time to the first token)."""
+    """`ms_per_new_token` and `fixed_ms`: the line through (new tokens, CPU time to the first token).
+
+    regenerated, edited  tokens run again for /regen, and after a change of the first question
+    """
 
     model: str
     turns: list[Turn]
     ms_per_new_token: float
     fixed_ms: float
+    regenerated: int
+    edited: int
+    sharing: list[Sharing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +86,13 @@ class FirstToken:
 @model_options
 @click.option("--turns", default=len(QUESTIONS), show_default=True, type=click.IntRange(2, 64))
 @click.option("--answer-tokens", default=24, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--conversations",
+    default=3,
+    show_default=True,
+    type=click.IntRange(2, 16),
+    help="That take turns on one model: once as many caches are kept, once one less.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 def command(
     bundle: str | None,
@@ -74,6 +104,7 @@ def command(
     keys: str | None,
     turns: int,
     answer_tokens: int,
+    conversations: int,
     as_json: bool,
 ) -> None:
     """Time to the first token, turn by turn: it should grow with what is new, not with what was said.
@@ -87,11 +118,19 @@ def command(
     choice = ModelChoice(bundle or "embedded", quant, threads, context)
     opened = open_bundle(choice, report)
 
+    settings = ChatSettings(max_tokens=answer_tokens, draft=False)
+
     def fresh() -> Conversation:
-        speaker = open_speaker(opened, choice, None, report=report)
-        return Conversation(speaker, ChatSettings(max_tokens=answer_tokens))
+        return Conversation(open_speaker(opened, choice, None, report=report), settings)
 
     result = measure(fresh, turns)
+    for kept in (conversations, conversations - 1):
+        speaker = open_speaker(opened, choice, None, report=report, max_contexts=kept)
+        talking = [Conversation(speaker, settings) for _ in range(conversations)]
+        share = take_turns(talking, turns)
+        kv_bytes = needs_of(opened.manifest, kept).kv_bytes_per_token * speaker.max_len
+        result.sharing.append(Sharing(conversations, kept, len(speaker.contexts), share, kv_bytes))
+        speaker.close()
     if as_json:
         click.echo(msgspec.json.encode(result))
         return
@@ -104,6 +143,14 @@ def command(
             f" {turn.again_ms:>9.0f} ms ({turn.again_cpu_ms:>6.0f})"
         )
     click.echo(f"{result.ms_per_new_token:.2f} ms of CPU a new token, and {result.fixed_ms:.0f} ms a turn")
+    click.echo(
+        f"/regen runs {result.regenerated} token again; a change of the first question, {result.edited}"
+    )
+    for sharing in result.sharing:
+        click.echo(
+            f"{sharing.conversations} conversations in turn, {sharing.kept} caches kept (at most "
+            f"{sharing.kv_bytes / 1e6:.0f} MB): {sharing.cached_share:.0%} of the prompts found in them"
+        )
 
 
 def measure(fresh: Callable[[], Conversation], turns: int) -> ContextReport:
@@ -129,13 +176,36 @@ def measure(fresh: Callable[[], Conversation], turns: int) -> ContextReport:
                 again_cpu_ms=again.cpu_s * 1e3,
             )
         )
+    regenerated = _new_tokens(conversation.regenerate())
+    conversation.messages[0] = Message(Role.USER, "Tell me about badgers.")
+    edited = _new_tokens(conversation.ask("Why?"))
     new = np.array([turn.new_tokens for turn in measured], np.float64)
     cpu = np.array([turn.first_token_cpu_ms for turn in measured], np.float64)
     slope, fixed = np.polyfit(new, cpu, 1)
     model = conversation.backend.model
     for used in (conversation, other):
         used.backend.close()
-    return ContextReport(model, measured, float(slope), float(fixed))
+    return ContextReport(model, measured, float(slope), float(fixed), regenerated, edited, [])
+
+
+def take_turns(conversations: Sequence[Conversation], turns: int) -> float:
+    """Every conversation says its line, again and again; the share of later prompts that was cached."""
+    prompts = cached = 0
+    for turn in range(turns):
+        for number, conversation in enumerate(conversations):
+            about = f"You are storyteller number {number}. " * (turn == 0)
+            figures = _ask(conversation, about + QUESTIONS[(turn + number) % len(QUESTIONS)]).figures
+            if turn > 0:
+                prompts += figures.prompt_tokens
+                cached += figures.cached_tokens
+    return cached / prompts
+
+
+def _new_tokens(events: Iterable[AnswerEvent]) -> int:
+    """Tokens of the prompt that were run for an answer."""
+    *_, end = events
+    assert isinstance(end, AnswerEnd)
+    return end.figures.prompt_tokens - end.figures.cached_tokens
 
 
 def _ask(conversation: Conversation, question: str) -> FirstToken:

@@ -104,9 +104,8 @@ def command(
             _answer_once(conversation, question, as_json=as_json)
         else:
             history = config.history and not no_history and not os.environ.get("STARSD_NO_HISTORY")
-            drafts_from = service or config.service if server is None else None
             if not quiet:
-                _report(_banner(backend, server, drafts_from))
+                _report(_banner(backend, server))
             _interact(conversation, question, quiet=quiet, history=history)
     finally:
         backend.close()
@@ -210,14 +209,12 @@ def _interact(conversation: Conversation, question: str | None, *, quiet: bool, 
     Repl(conversation, look, state_dir() if history else None).run()
 
 
-def _banner(backend: Backend, server: str | None, service: str | None) -> str:
-    """What this chat uses. How the draft service is doing is the status line's business."""
+def _banner(backend: Backend, server: str | None) -> str:
+    """What this chat uses. The draft service is the status line's business."""
     parts = [backend.model, f"{backend.max_len} tokens of context"]
     if server is not None:
         parts.append(f"served at {server}")
-    else:
-        parts.append(f"drafts from {service}" if service else "no draft service")
-    return " · ".join(parts)
+    return " · ".join([*parts, "/help lists the commands"])
 
 
 def _report(line: str) -> None:

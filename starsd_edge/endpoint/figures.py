@@ -24,7 +24,7 @@ class Speculation(msgspec.Struct):
 
 
 class Metrics(msgspec.Struct):
-    """vLLM's per-request metrics."""
+    """vLLM's per-request metrics, and the energy of the whole device where its board reports power."""
 
     time_to_first_token_ms: float
     generation_time_ms: float
@@ -32,6 +32,7 @@ class Metrics(msgspec.Struct):
     mean_itl_ms: float
     tokens_per_second: float
     speculative_decoding: Speculation
+    energy_joules: float | None = None
 
 
 class Timings(msgspec.Struct):
@@ -65,6 +66,7 @@ def metrics_of(figures: Figures) -> Metrics:
         mean_itl_ms=figures.generation_s * 1e3 / rest if rest else 0.0,
         tokens_per_second=figures.tokens_per_s,
         speculative_decoding=_speculation(figures),
+        energy_joules=figures.joules,
     )
 
 

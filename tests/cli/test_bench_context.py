@@ -22,4 +22,11 @@ def test_turns_after_the_first_run_only_what_is_new(tmp_path: Path) -> None:
     for number in (1, 2):
         cached = turns[number]["prompt_tokens"] - turns[number]["new_tokens"]
         assert cached >= turns[number - 1]["prompt_tokens"]
+    assert 1 == report["regenerated"]
+    # The change lies behind the template's own first tokens; all after it is run again.
+    assert report["edited"] > turns[2]["prompt_tokens"] - 20
+    shared, crowded = report["sharing"]
+    assert (3, 3, 3) == (shared["conversations"], shared["kept"], shared["opened"])
+    assert (2, 2) == (crowded["kept"], crowded["opened"])
+    assert shared["cached_share"] > 0.5 > crowded["cached_share"]
     assert all(turn[name] > 0 for turn in turns for name in ("first_token_cpu_ms", "again_cpu_ms"))

@@ -171,7 +171,7 @@ def test_a_lost_service_shows_in_the_status_line_and_nowhere_else(
 ) -> None:
     options = ["--bundle", str(bundle), "--max-tokens", "8", "--service", NOBODY]
     with Terminal([*STARSD, "chat", *options], environ) as terminal:
-        terminal.expect(f"tiny · 512 tokens of context · drafts from {NOBODY}")
+        terminal.expect("tiny · 512 tokens of context · /help lists the commands")
         terminal.expect(lambda _: terminal.cursor_line == ">>>")
         terminal.send("Who?\r")
         terminal.expect("tokens/s")

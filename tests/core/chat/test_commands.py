@@ -10,6 +10,7 @@ import pytest
 from starsd_edge.chat.commands import COMMANDS, Action, complete_command, is_command, run_command
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.errors import UsageError
 from starsd_edge.text.template import Message, Role
 from tests.core.chat.toys import toy_speaker
@@ -149,3 +150,15 @@ def test_drafting_is_switched(conversation: Conversation) -> None:
     assert conversation.settings.draft is False
     with pytest.raises(UsageError, match="on or /draft off"):
         run_command(conversation, "/draft maybe")
+
+
+def test_a_changed_setting_is_shown_with_what_the_model_suggested(conversation: Conversation) -> None:
+    suggested = SamplingParams(temperature=0.2, top_p=0.9)
+    conversation = Conversation(conversation.backend, ChatSettings(sampling=suggested))
+    assert ("temperature = 0.2",) == run_command(conversation, "/show temperature").lines
+    run_command(conversation, "/set temperature 0.7")
+    run_command(conversation, "/set stop END")
+    assert ("temperature = 0.7  (began with 0.2)",) == run_command(conversation, "/show temperature").lines
+    shown = run_command(conversation, "/show").lines
+    assert "top_p               0.9" in shown
+    assert "stop                END  (began with (none))" in shown
