@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from starsd_edge.bench.trace import EASY, HARD, Difficulty, Trace, simulate
+from starsd_edge.bench.trace import EASY, HARD, PROMPT_TOKENS, Difficulty, Trace, simulate
 from starsd_edge.bench.virtual import Conditions, TraceTarget, VirtualService
 from starsd_edge.decoding.costs import DeviceProfile, load_profile, profile_names
 from starsd_edge.decoding.decoder import Decoder
@@ -30,7 +30,6 @@ LOSSES_PCT = (0.0, 2.0)
 LOADS_PCT: tuple[int | None, ...] = (0, 50, 100, 150, None)
 DIFFICULTIES = (EASY, HARD)
 TOKENS = 300
-PROMPT_TOKENS = 16
 TRACES_PER_DIFFICULTY = 2
 QUICK_STEP = 10  # --quick runs every tenth cell
 
@@ -104,7 +103,7 @@ def decode(
         clock = FakeClock()
         service = VirtualService(trace, conditions, clock, seed)
         decoder = Decoder(TraceTarget(trace, profile, clock), service, policy, clock)
-        prompt, expected = np.split(trace.tokens, [PROMPT_TOKENS])
+        prompt, expected = np.split(trace.tokens, [trace.prompt_len])
         rounds_run = decoder.generate(prompt, SamplingParams(), len(expected))
         text = [token for round_ in rounds_run for token in round_.tokens]
         assert text == expected.tolist(), "a policy changed the text"

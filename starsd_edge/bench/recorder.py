@@ -23,8 +23,9 @@ from starsd_edge.errors import UnreachableError
 from starsd_edge.metrics import RoundStats
 from starsd_edge.types import TokenArray
 
-__all__ = ["TREE_NODES", "load", "record", "save"]
+__all__ = ["CHAT", "COPY", "TREE_NODES", "load", "record", "save"]
 
+CHAT, COPY = "chat", "copy"  # names of traces: a question answered; an answer that repeats its prompt
 TREE_NODES = 60
 PATIENCE_S = 10.0  # a recording that misses a tree is worthless: it waits
 
@@ -65,32 +66,36 @@ def record(
     decoder = Decoder(target, drafter, policy, time.monotonic)
     for _ in decoder.generate(prompt, SamplingParams(), num_tokens, stop):
         pass
-    text = decoder.prefix[len(prompt) :]
+    tokens = decoder.prefix
     trees = []
     # The last token was never a root: no tree continues it.
-    for i in range(len(text) - 1):
-        tree = policy.trees.get(len(prompt) + i + 1)
+    for committed_len in range(len(prompt) + 1, len(tokens)):
+        tree = policy.trees.get(committed_len)
         if tree is None:
-            raise UnreachableError(f"the draft service drafted nothing at token {i} of {name!r}")
-        trees.append(DraftTree(tree.tokens, tree.parents, i + 1))
-    trees.append(DraftTree.root_only(int(text[-1]), len(text)))
-    return _dense(name, text, trees)
+            at = committed_len - len(prompt) - 1
+            raise UnreachableError(f"the draft service drafted nothing at token {at} of {name!r}")
+        trees.append(tree)
+    trees.append(DraftTree.root_only(int(tokens[-1]), len(tokens)))
+    return _dense(name, tokens, len(prompt), trees)
 
 
-def _dense(name: str, text: TokenArray, trees: list[DraftTree]) -> Trace:
+def _dense(name: str, tokens: TokenArray, prompt_len: int, trees: list[DraftTree]) -> Trace:
     """With tokens numbered from 0 in the order of their ids, so that logits stay small."""
-    known = np.unique(np.concatenate([text, *(tree.tokens for tree in trees)]))
+    known = np.unique(np.concatenate([tokens, *(tree.tokens for tree in trees)]))
 
     def renumber(tokens: TokenArray) -> TokenArray:
         return np.searchsorted(known, tokens).astype(np.int32)
 
     dense = [DraftTree(renumber(tree.tokens), tree.parents, tree.base_len) for tree in trees]
-    return Trace(name, renumber(text), dense, len(known))
+    return Trace(name, renumber(tokens), prompt_len, dense, len(known))
 
 
 def save(traces: Sequence[Trace], path: Path) -> None:
     """One compressed .npz; about 100 bytes a tree."""
-    arrays: dict[str, NDArray[np.generic]] = {"names": np.array([trace.name for trace in traces])}
+    arrays: dict[str, NDArray[np.generic]] = {
+        "names": np.array([trace.name for trace in traces]),
+        "prompt_lengths": np.array([trace.prompt_len for trace in traces], np.uint16),
+    }
     for i, trace in enumerate(traces):
         arrays[f"text_{i}"] = trace.tokens.astype(np.uint16)
         arrays[f"sizes_{i}"] = np.array([len(tree) for tree in trace.trees], np.uint8)
@@ -103,15 +108,16 @@ def load(path: Path) -> list[Trace]:
     """Traces that `save` wrote."""
     with np.load(path, allow_pickle=False) as data:
         traces = []
-        for i, name in enumerate(data["names"].tolist()):
+        prompt_lengths = data["prompt_lengths"].tolist()
+        for i, (name, prompt_len) in enumerate(zip(data["names"].tolist(), prompt_lengths, strict=True)):
             cuts = np.cumsum(data[f"sizes_{i}"].astype(np.int64))[:-1]
             tokens = np.split(data[f"tokens_{i}"].astype(np.int32), cuts)
             parents = np.split(data[f"parents_{i}"].astype(np.int32), cuts)
             trees = [
                 DraftTree(t, p, base_len)
-                for base_len, (t, p) in enumerate(zip(tokens, parents, strict=True), 1)
+                for base_len, (t, p) in enumerate(zip(tokens, parents, strict=True), prompt_len + 1)
             ]
             largest = max(int(t.max()) for t in tokens)
             text = data[f"text_{i}"].astype(np.int32)
-            traces.append(Trace(name, text, trees, max(largest, int(text.max())) + 1))
+            traces.append(Trace(name, text, prompt_len, trees, max(largest, int(text.max())) + 1))
         return traces

@@ -23,6 +23,7 @@ from starsd_edge.types import TokenArray
 
 __all__ = ["Difficulty", "Trace", "simulate"]
 
+PROMPT_TOKENS = 16  # of a simulated trace
 TREE_NODES = 60  # root included, what EAGLE drafts
 MAX_DRAFT_DEPTH = 7
 CHILDREN = 8
@@ -49,19 +50,30 @@ HARD = Difficulty("hard", -0.4, 1.2)
 class Trace:
     """A text and its trees.
 
-    tokens      int32 [T]
-    trees       trees[i] continues tokens[: i + 1]; its root is tokens[i]; nodes by falling probability
+    tokens      int32 [T] prompt and answer
+    prompt_len  tokens of the prompt, at least 1
+    trees       trees[i] continues tokens[: prompt_len + 1 + i]; nodes by falling probability
     vocab_size  tokens are below
     """
 
     name: str
     tokens: TokenArray
+    prompt_len: int
     trees: list[DraftTree]
     vocab_size: int
 
+    @property
+    def answer(self) -> TokenArray:
+        """int32 [T - prompt_len]: what the target says."""
+        return self.tokens[self.prompt_len :]
+
+    def tree_after(self, committed_len: int) -> DraftTree:
+        """The tree on top of `committed_len` > prompt_len tokens."""
+        return self.trees[min(committed_len - self.prompt_len, len(self.trees)) - 1]
+
 
 def simulate(difficulty: Difficulty, num_tokens: int, seed: int) -> Trace:
-    """A trace of `num_tokens` tokens; the same for the same seed."""
+    """A trace of `num_tokens` tokens, prompt included; the same for the same seed."""
     rng = np.random.Generator(np.random.Philox(seed))
     tokens = rng.integers(0, VOCAB_SIZE, num_tokens).astype(np.int32)
     log_odds = np.empty(num_tokens)
@@ -71,8 +83,8 @@ def simulate(difficulty: Difficulty, num_tokens: int, seed: int) -> Trace:
         log_odds[i] = difficulty.mean + difficulty.spread * level
     # One uniform a position: drafts of it from different places tend to agree.
     luck = rng.random(num_tokens)
-    trees = [_draft(tokens, log_odds, luck, base, rng) for base in range(num_tokens)]
-    return Trace(f"{difficulty.name}-{seed}", tokens, trees, VOCAB_SIZE)
+    trees = [_draft(tokens, log_odds, luck, base, rng) for base in range(PROMPT_TOKENS, num_tokens)]
+    return Trace(f"{difficulty.name}-{seed}", tokens, PROMPT_TOKENS, trees, VOCAB_SIZE)
 
 
 def _draft(

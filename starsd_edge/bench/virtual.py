@@ -145,7 +145,7 @@ class VirtualService:
         if self._conditions.load_pct is None:
             return
         self._wants_tree = False
-        tree = self._trace.trees[min(self._committed_len, len(self._trace.trees)) - 1].first(self._max_nodes)
+        tree = self._trace.tree_after(self._committed_len).first(self._max_nodes)
         now_s = self._clock()
         self._under_way = (now_s, now_s + self._round_trip_s(self._conditions.load_pct), tree)
 

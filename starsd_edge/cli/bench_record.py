@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from starsd_edge.bench.recorder import record, save
+from starsd_edge.bench.recorder import CHAT, COPY, record, save
 from starsd_edge.cli.drafts import find_draft_service
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer, target_class
 from starsd_edge.decoding.costs import CostCurve
@@ -28,23 +28,32 @@ FREE_NODES = CostCurve((1, 64), (1.0, 1.0))
 @click.option("--tokens", default=160, show_default=True, help="Of each answer, at most.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="An .npz file.")
 def command(service: str, quant: str, threads: int, tokens: int, out: Path) -> None:
-    """Answer the demo's prompts plainly and keep the tree that the service drafts at every token."""
+    """Answer prompts plainly and keep the tree that the service drafts at every token.
+
+    The demo's prompts, and some whose answers repeat much of the prompt.
+    """
     bundle = open_bundle(ModelChoice(quant=quant), lambda _line: None)
     manifest = bundle.manifest
     target = target_class(manifest).load(bundle, threads)
     drafts = find_draft_service(service, None)
     assert drafts is not None
     drafter = drafts.open_drafter(manifest, FREE_NODES, manifest.max_len)
-    prompts = json.loads((resources.files("starsd_edge.cli") / "demo_prompts.json").read_text("utf-8"))
+    prompts = [(CHAT, text) for text in _prompts("starsd_edge.cli", "demo_prompts.json")]
+    prompts += [(COPY, text) for text in _prompts("starsd_edge.bench", "copy_prompts.json")]
     writer, stop = prompt_writer(bundle), frozenset(manifest.stop_tokens)
     traces = []
     try:
         drafter.wait_until_ready(READY_WAIT_S)
-        for prompt in prompts:
+        for kind, prompt in prompts:
             ids = list(writer.write([Message(Role.USER, prompt)]).tokens)
             target.truncate(0)
-            traces.append(record(prompt, target, drafter, ids, tokens, stop))
-            click.echo(f"{len(traces[-1].tokens)} tokens: {prompt[:60]}")
+            traces.append(record(kind, target, drafter, ids, tokens, stop))
+            click.echo(f"{len(traces[-1].answer)} tokens: {prompt[:60]}")
     finally:
         drafter.close()
     save(traces, out)
+
+
+def _prompts(package: str, file: str) -> list[str]:
+    texts: list[str] = json.loads((resources.files(package) / file).read_text("utf-8"))
+    return texts
