@@ -17,9 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BoolArray", "FeatureArray", "Float32Array", "Float64Array", "TokenArray"]
+__all__ = ["BoolArray", "FeatureArray", "Float32Array", "Float64Array", "IndexArray", "TokenArray"]
 
 TokenArray: TypeAlias = NDArray[np.int32]
+IndexArray: TypeAlias = NDArray[np.int64]  # of nodes in a tree, of classes
 Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]

@@ -11,10 +11,12 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
 
-from starsd_edge.bench.trace import EASY, HARD, PROMPT_TOKENS, Difficulty, Trace, simulate
+from starsd_edge.bench.recorder import CHAT, COPY, load
+from starsd_edge.bench.trace import EASY, HARD, PROMPT_TOKENS, Trace, simulate
 from starsd_edge.bench.virtual import Conditions, TraceTarget, VirtualService
 from starsd_edge.decoding.costs import DeviceProfile, load_profile, profile_names
 from starsd_edge.decoding.decoder import Decoder
@@ -22,13 +24,24 @@ from starsd_edge.decoding.policy import AdaptivePolicy, FixedPolicy, Policy
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.testing import FakeClock
 
-__all__ = ["FIXED_SIZES", "Cell", "cells", "overall", "run"]
+__all__ = [
+    "FIXED_SIZES",
+    "PROMPTS",
+    "Cell",
+    "calibration_error",
+    "cells",
+    "measure",
+    "overall",
+    "recorded",
+    "run",
+    "simulated",
+]
 
 FIXED_SIZES = (2, 4, 8, 16, 32, 60)
 RTTS_MS = (0.0, 2.0, 10.0, 50.0, 200.0)
 LOSSES_PCT = (0.0, 2.0)
 LOADS_PCT: tuple[int | None, ...] = (0, 50, 100, 150, None)
-DIFFICULTIES = (EASY, HARD)
+PROMPTS = ("easy", "hard")
 TOKENS = 300
 TRACES_PER_DIFFICULTY = 2
 QUICK_STEP = 10  # --quick runs every tenth cell
@@ -45,6 +58,7 @@ class Cell:
     plain: float
     fixed: dict[int, float]
     plain_share: float  # of the adaptive policy's rounds
+    calibration_error: tuple[float, ...]  # of its expectations, by depth from 1 on; () where none were had
 
     @property
     def ratio_to_plain(self) -> float:
@@ -56,29 +70,50 @@ class Cell:
         return self.adaptive / max(self.plain, *self.fixed.values())
 
 
-def run(quick: bool) -> Iterator[Cell]:
-    """All cells, or every tenth."""
-    traces = {
-        difficulty: [
-            simulate(difficulty, TOKENS + PROMPT_TOKENS, seed) for seed in range(TRACES_PER_DIFFICULTY)
-        ]
-        for difficulty in DIFFICULTIES
-    }
+def run(prompts: dict[str, list[Trace]], quick: bool) -> Iterator[Cell]:
+    """All cells, or every tenth. `prompts`: traces by the names in PROMPTS."""
     chosen = list(cells())
     if quick:
         # A fixed random tenth: every n-th would hit the same profiles again and again.
         order = np.random.Generator(np.random.Philox(0)).permutation(len(chosen))
         chosen = [chosen[i] for i in sorted(order[: len(chosen) // QUICK_STEP])]
-    for profile, conditions, difficulty in chosen:
-        yield measure(profile, conditions, difficulty.name, traces[difficulty])
+    for profile, conditions, name in chosen:
+        yield measure(profile, conditions, name, prompts[name])
 
 
-def cells() -> Iterator[tuple[DeviceProfile, Conditions, Difficulty]]:
+def recorded() -> dict[str, list[Trace]]:
+    """Answers and trees of the embedded model and its head: the half that drafts well and the other one, and
+    under `COPY` answers that repeat much of their prompt."""
+    with resources.as_file(resources.files("starsd_edge.bench") / "traces.npz") as file:
+        traces = load(file)
+    chats = sorted((trace for trace in traces if trace.name == CHAT), key=mean_walk)
+    half = len(chats) // 2
+    copies = [trace for trace in traces if trace.name == COPY]
+    return {"easy": chats[half:], "hard": chats[:half], COPY: copies}
+
+
+def simulated() -> dict[str, list[Trace]]:
+    """Traces of a model of drafting (`trace`), with the acceptance of a large model's head."""
+    return {
+        difficulty.name: [
+            simulate(difficulty, TOKENS + PROMPT_TOKENS, seed) for seed in range(TRACES_PER_DIFFICULTY)
+        ]
+        for difficulty in (EASY, HARD)
+    }
+
+
+def mean_walk(trace: Trace) -> float:
+    """Draft tokens that the answer follows in its trees, on average: how easy the answer is to draft."""
+    walks = [len(tree.walk(trace.tokens[tree.base_len :].tolist())) - 1 for tree in trace.trees]
+    return sum(walks) / len(walks)
+
+
+def cells() -> Iterator[tuple[DeviceProfile, Conditions, str]]:
     profiles = [load_profile(name) for name in profile_names()]
-    for load, difficulty, rtt, loss, profile in itertools.product(
-        LOADS_PCT, DIFFICULTIES, RTTS_MS, LOSSES_PCT, profiles
+    for load_pct, name, rtt, loss, profile in itertools.product(
+        LOADS_PCT, PROMPTS, RTTS_MS, LOSSES_PCT, profiles
     ):
-        yield profile, Conditions(rtt, loss, load), difficulty
+        yield profile, Conditions(rtt, loss, load_pct), name
 
 
 def measure(profile: DeviceProfile, conditions: Conditions, prompts: str, traces: list[Trace]) -> Cell:
@@ -86,17 +121,27 @@ def measure(profile: DeviceProfile, conditions: Conditions, prompts: str, traces
     # Without a service every fixed size is plain decoding.
     dead = conditions.load_pct is None
     fixed = {
-        size: plain if dead else decode(profile, conditions, traces, FixedPolicy(size))[0]
+        size: plain if dead else decode(profile, conditions, traces, FixedPolicy(size)).tokens_per_s
         for size in FIXED_SIZES
     }
-    adaptive, plain_share = decode(profile, conditions, traces, AdaptivePolicy(profile.curve))
-    return Cell(profile.name, conditions, prompts, adaptive, plain, fixed, plain_share)
+    policy = AdaptivePolicy(profile.curve)
+    adaptive = decode(profile, conditions, traces, policy)
+    errors = () if dead else tuple(policy.calibration_error())
+    return Cell(
+        profile.name, conditions, prompts, adaptive.tokens_per_s, plain, fixed, adaptive.plain_share, errors
+    )
 
 
-def decode(
-    profile: DeviceProfile, conditions: Conditions, traces: list[Trace], policy: Policy
-) -> tuple[float, float]:
-    """Tokens per second over all traces, and the share of plain rounds; the policy learns all along."""
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """All traces of a cell, decoded one way."""
+
+    tokens_per_s: float
+    plain_share: float
+
+
+def decode(profile: DeviceProfile, conditions: Conditions, traces: list[Trace], policy: Policy) -> Decoded:
+    """The policy learns all along, from one trace to the next."""
     tokens = rounds = plain_rounds = 0
     seconds = 0.0
     for seed, trace in enumerate(traces):
@@ -112,7 +157,7 @@ def decode(
         seconds += stats.decode_s
         rounds += stats.rounds
         plain_rounds += stats.plain_rounds
-    return float(tokens / seconds), plain_rounds / rounds
+    return Decoded(tokens / seconds, plain_rounds / rounds)
 
 
 def overall(measured: list[Cell]) -> dict[str, float]:
@@ -120,3 +165,9 @@ def overall(measured: list[Cell]) -> dict[str, float]:
     ways = {str(size): [cell.fixed[size] / cell.plain for cell in measured] for size in FIXED_SIZES}
     ways["adaptive"] = [cell.ratio_to_plain for cell in measured]
     return {way: math.exp(sum(map(math.log, ratios)) / len(ratios)) for way, ratios in ways.items()}
+
+
+def calibration_error(measured: list[Cell]) -> list[float]:
+    """By depth, the mean over the cells that have any."""
+    errors = [cell.calibration_error for cell in measured if cell.calibration_error]
+    return [sum(depth) / len(errors) for depth in zip(*errors, strict=True)]

@@ -9,7 +9,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from starsd_edge.bench.policy import LOADS_PCT, LOSSES_PCT, RTTS_MS, Cell, overall, run
+from starsd_edge.bench.policy import (
+    LOADS_PCT,
+    LOSSES_PCT,
+    PROMPTS,
+    RTTS_MS,
+    Cell,
+    calibration_error,
+    overall,
+    recorded,
+    run,
+    simulated,
+)
 from starsd_edge.decoding.costs import profile_names
 from starsd_edge.errors import MissingDependencyError
 
@@ -21,25 +32,34 @@ NEAR_THE_BEST = 0.95
 
 @click.command(name="policy")
 @click.option("--quick", is_flag=True, help="A fixed random tenth of the matrix.")
+@click.option(
+    "--traces",
+    "source",
+    type=click.Choice(["recorded", "simulated"]),
+    default="recorded",
+    show_default=True,
+    help="Answers and trees of the embedded model and its head, or of a model of a large model's.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all cells there.")
 @click.option("--heatmap", type=click.Path(path_type=Path), help="Draw the matrix there (.png or .svg).")
-def command(quick: bool, json_path: Path | None, heatmap: Path | None) -> None:
+def command(quick: bool, source: str, json_path: Path | None, heatmap: Path | None) -> None:
     """Run the adaptive policy against plain decoding and every fixed tree size.
 
     Everything happens in virtual time, with the real decode loop: device profiles x round trips x losses x
     loads of the service x easy and hard prompts.
     """
     console = Console()
+    prompts = recorded() if source == "recorded" else simulated()
     measured: list[Cell] = []
     with console.status("measuring") as status:
-        for cell in run(quick):
+        for cell in run(prompts, quick):
             measured.append(cell)
             status.update(f"measured {len(measured)} cells")
     console.print(by_profile(measured))
     for line in verdict(measured):
         console.print(line)
     if json_path is not None:
-        json_path.write_text(json.dumps(as_json(measured), indent=1) + "\n", encoding="utf-8")
+        json_path.write_text(json.dumps(as_json(measured, source), indent=1) + "\n", encoding="utf-8")
     if heatmap is not None:
         draw(measured, heatmap)
 
@@ -79,11 +99,13 @@ def verdict(measured: list[Cell]) -> list[str]:
         f"({farthest.profile}, {farthest.conditions})",
         f"geometric mean over plain: adaptive {ways['adaptive']:.3f}, best single fixed size {best_fixed}: "
         f"{ways[best_fixed]:.3f}",
+        "calibration error by depth: " + ", ".join(f"{error:.3f}" for error in calibration_error(measured)),
     ]
 
 
-def as_json(measured: list[Cell]) -> dict[str, object]:
+def as_json(measured: list[Cell], source: str) -> dict[str, object]:
     return {
+        "traces": source,
         "cells": [
             {
                 "profile": cell.profile,
@@ -95,6 +117,7 @@ def as_json(measured: list[Cell]) -> dict[str, object]:
                 "ratio_to_plain": cell.ratio_to_plain,
                 "ratio_to_best_fixed": cell.ratio_to_best_fixed,
                 "plain_share": cell.plain_share,
+                "calibration_error": list(cell.calibration_error),
                 "fixed_ratio_to_plain": {str(n): speed / cell.plain for n, speed in cell.fixed.items()},
             }
             for cell in measured
@@ -114,7 +137,7 @@ def draw(measured: list[Cell], path: Path) -> None:
         raise MissingDependencyError(
             "a heat map needs matplotlib: pip install 'starsd-edge[bench]'"
         ) from error
-    rows = [(profile, prompts) for profile in profile_names() for prompts in ("easy", "hard")]
+    rows = [(profile, prompts) for profile in profile_names() for prompts in PROMPTS]
     columns = [(load, rtt, loss) for load in LOADS_PCT for rtt in RTTS_MS for loss in LOSSES_PCT]
     values = [[float("nan")] * len(columns) for _ in rows]
     for cell in measured:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from starsd_edge.bench.trace import Trace
 from starsd_edge.decoding.decoder import Decoder
-from starsd_edge.decoding.policy import Draft, Outlook
+from starsd_edge.decoding.draft import Draft
+from starsd_edge.decoding.policy import Outlook
 from starsd_edge.decoding.roles import Drafter, RoundHints, Target
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.decoding.tree import DraftTree
@@ -35,12 +36,13 @@ class _Recording:
     """A policy that verifies nothing and keeps every tree."""
 
     trees: dict[int, DraftTree] = field(default_factory=dict)  # by base_len
+    wants_lookup: bool = False
 
     def patience_s(self, outlook: Outlook) -> float:
         return PATIENCE_S if outlook.elapsed_s is not None else 0.0
 
-    def size(self, outlook: Outlook) -> int:
-        return 1
+    def choose(self, outlook: Outlook) -> DraftTree | None:
+        return None
 
     def hints(self) -> RoundHints:
         return RoundHints(max_nodes=TREE_NODES)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from starsd_edge.chat.recorder import Recorder
 from starsd_edge.chat.switch import SwitchedPolicy
 from starsd_edge.decoding.decoder import Decoder, Exactness
-from starsd_edge.decoding.fallback import FallbackDrafter
 from starsd_edge.decoding.policy import Policy
 from starsd_edge.decoding.prefix import common_length
 from starsd_edge.decoding.roles import Drafter, Target
@@ -28,17 +27,13 @@ CONTINUED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target with an empty cache, who drafts for it, and the policy between them.
-
-    drafter  the draft service's; None where none was named
-    local    drafts on this device while the service does not; None: plain decoding then
-    """
+    """A target with an empty cache, the draft service's drafter (None where none was named), and the policy
+    between them."""
 
     target: Target
     drafter: Drafter | None
     policy: Policy
     exactness: Exactness = Exactness.EXACT
-    local: Drafter | None = None
 
     @property
     def is_exact_enough(self) -> bool:
@@ -54,14 +49,11 @@ class Context:
         self.switch = SwitchedPolicy(pair.policy)
         self.drafter = pair.drafter
         self.verifies_trees = pair.is_exact_enough
-        self._drafters = pair.drafter or pair.local
-        if pair.drafter is not None and pair.local is not None:
-            self._drafters = FallbackDrafter(pair.drafter, pair.local)
-        self.decoder = Decoder(self.recorder, self._drafters, self.switch, clock, pair.exactness)
+        self.decoder = Decoder(self.recorder, pair.drafter, self.switch, clock, pair.exactness)
 
     def close(self) -> None:
-        if self._drafters is not None:
-            self._drafters.close()
+        if self.drafter is not None:
+            self.drafter.close()
 
     def shared(self, tokens: TokenArray) -> int:
         """How many leading tokens of a prompt it holds."""

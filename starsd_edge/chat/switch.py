@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from starsd_edge.decoding.policy import Draft, Outlook, Policy
+from starsd_edge.decoding.draft import Draft
+from starsd_edge.decoding.policy import Outlook, Policy
 from starsd_edge.decoding.roles import RoundHints
+from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
 
 __all__ = ["SwitchedPolicy"]
@@ -26,6 +28,10 @@ class SwitchedPolicy:
         self._trees: deque[bool] = deque(maxlen=RECENT_ROUNDS)  # whether a round verified one
 
     @property
+    def wants_lookup(self) -> bool:
+        return self._policy.wants_lookup
+
+    @property
     def verified_of_late(self) -> bool | None:
         """Whether one of the last rounds verified a tree; None before so many rounds."""
         if True in self._trees:
@@ -35,8 +41,8 @@ class SwitchedPolicy:
     def patience_s(self, outlook: Outlook) -> float:
         return self._policy.patience_s(outlook) if self.drafting else 0.0
 
-    def size(self, outlook: Outlook) -> int:
-        return self._policy.size(outlook) if self.drafting else 1
+    def choose(self, outlook: Outlook) -> DraftTree | None:
+        return self._policy.choose(outlook) if self.drafting else None
 
     def hints(self) -> RoundHints:
         return self._policy.hints()

@@ -18,7 +18,6 @@ from starsd_edge.cli.drafts import DraftService, software
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.decoder import Exactness
-from starsd_edge.decoding.ngram import NgramDrafter
 from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
 from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.sampling import SamplingParams
@@ -129,7 +128,7 @@ def open_speaker(
         if curve is None:
             return Pair(target, None, PlainPolicy())
         drafter = service.open_drafter(manifest, curve, max_len) if service is not None else None
-        return Pair(target, drafter, AdaptivePolicy(curve), exactness, NgramDrafter())
+        return Pair(target, drafter, AdaptivePolicy(curve), exactness)
 
     board = _product("starsd_jetson.board.telemetry").BoardTelemetry()
 

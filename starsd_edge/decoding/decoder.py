@@ -65,7 +65,7 @@ class _Turn:
 
 
 class Decoder:
-    """One context on one target, with or without a drafter.
+    """One context on one target, with or without a drafter; the context itself drafts if the policy wants.
 
     target, drafter  their owner closes them; nobody else may use them meanwhile
     clock            monotonic seconds
@@ -82,7 +82,8 @@ class Decoder:
     ) -> None:
         invariance = target.spec.invariance
         exact = exactness is Exactness.EXACT
-        self._plain_only = drafter is None or (exact and not invariance.exact_tree)
+        drafts = drafter is not None or policy.wants_lookup
+        self._plain_only = not drafts or (exact and not invariance.exact_tree)
         self._guard = GUARD_PER_NOISE * invariance.noise if exact and not invariance.bitwise else 0.0
         self._target = target
         self._policy: Policy = PlainPolicy() if self._plain_only else policy
@@ -163,11 +164,10 @@ class Decoder:
         if self._plain_only or self._settle or max_depth == 0:
             max_size = 1
         waited_s = self._proposals.await_draft(max_size, max_depth)
-        outlook = self._proposals.outlook(max_size, max_depth)
-        size = min(self._policy.size(outlook), max_size)
-        if size > 1 and outlook.draft is not None:
-            return outlook.draft.tree.first(size), waited_s
-        return DraftTree.root_only(int(self._prefix.tokens[-1]), len(self._prefix)), waited_s
+        tree = self._policy.choose(self._proposals.outlook(max_size, max_depth)) if max_size > 1 else None
+        if tree is None:
+            tree = DraftTree.root_only(int(self._prefix.tokens[-1]), len(self._prefix))
+        return tree, waited_s
 
     def _verify(self, tree: DraftTree, turn: _Turn) -> tuple[TargetOutput, Acceptance]:
         context = self._prefix.tokens

@@ -7,20 +7,47 @@ service is away. After "Prompt Lookup Decoding" (Saxena 2023), with several cont
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from starsd_edge.decoding.prefix import Prefix
-from starsd_edge.decoding.roles import DrafterState, Update
+from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.types import TokenArray
+from starsd_edge.types import Float64Array, IndexArray, TokenArray
 
-__all__ = ["NgramDrafter", "lookup", "merge"]
+__all__ = ["NGRAM", "Continuation", "Merged", "draft_from_context", "lookup", "merge", "tree_of"]
+
+NGRAM = "ngram"  # the origin of these drafts
 
 LONGEST_MATCH = 4  # tokens; a longer match hardly predicts better, and is found by its last four anyway
 SHORTEST_MATCH = 2  # one token alone matches everywhere and predicts nothing
 NUM_CONTINUATIONS = 3  # the most recent ones
 CONTINUATION_TOKENS = 8
+# How sure a node is, given its parent, by the length of the match: low, because in most texts what repeats
+# is chance. `acceptance.AcceptanceModel` soon knows better.
+CONFIDENCE = {2: 0.15, 3: 0.3, 4: 0.45}
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What followed an earlier appearance of the last `match` tokens."""
+
+    match: int
+    tokens: list[int]
+
+
+def draft_from_context(tokens: TokenArray) -> Draft | None:
+    """A draft on top of the committed tokens, int32 [committed_len]; None when nothing in them repeats."""
+    continuations = lookup(tokens)
+    if not continuations:
+        return None
+    tree = tree_of([each.tokens for each in continuations], int(tokens[-1]), len(tokens))
+    confidences = np.ones(len(tree))
+    # The best continuation comes first, and keeps the nodes that it shares.
+    for continuation in continuations[::-1]:
+        path = tree.walk(continuation.tokens)
+        confidences[path[1:]] = CONFIDENCE[continuation.match]
+    return Draft(tree, 0, 0.0, NGRAM, confidences=confidences)
 
 
 def lookup(
@@ -29,19 +56,19 @@ def lookup(
     shortest: int = SHORTEST_MATCH,
     num_continuations: int = NUM_CONTINUATIONS,
     num_tokens: int = CONTINUATION_TOKENS,
-) -> list[list[int]]:
+) -> list[Continuation]:
     """What followed earlier appearances of the last tokens: the longest match first, then the most recent.
 
     tokens   int32 [committed_len]
     """
-    found: list[list[int]] = []
+    found: list[Continuation] = []
     starts: set[int] = set()
     for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         for start in _appearances(tokens, length)[::-1]:
             follow = int(start) + length
             if follow not in starts:
                 starts.add(follow)
-                found.append(tokens[follow : follow + num_tokens].tolist())
+                found.append(Continuation(length, tokens[follow : follow + num_tokens].tolist()))
             if len(found) == num_continuations:
                 return found
     return found
@@ -73,7 +100,25 @@ def tree_of(continuations: Sequence[Sequence[int]], root: int, base_len: int) ->
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), base_len)
 
 
-def merge(first: DraftTree, second: DraftTree) -> DraftTree:
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Two trees in one.
+
+    places  int64 [nodes of the second]: where each of its nodes is
+    """
+
+    tree: DraftTree
+    places: IndexArray
+
+    def combine(self, first: Float64Array, second: Float64Array) -> Float64Array:
+        """Conditional probabilities of the merged nodes: of those that both drafted, the greater."""
+        combined = np.zeros(len(self.tree))
+        combined[: len(first)] = first
+        np.maximum.at(combined, self.places, second)
+        return combined
+
+
+def merge(first: DraftTree, second: DraftTree) -> Merged:
     """Both trees in one: the nodes of `first` in their places, then those of `second` that it lacks.
 
     Both continue the same prefix. Raises ValueError otherwise.
@@ -82,47 +127,13 @@ def merge(first: DraftTree, second: DraftTree) -> DraftTree:
         raise ValueError(f"trees on {first.base_len} and {second.base_len} committed tokens cannot be merged")
     tokens, parents = first.tokens.tolist(), first.parents.tolist()
     nodes = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
-    place = [0] * len(second)
+    places = [0] * len(second)
     for node in range(1, len(second)):
-        edge = (place[second.parents[node]], int(second.tokens[node]))
+        edge = (places[second.parents[node]], int(second.tokens[node]))
         if edge not in nodes:
             nodes[edge] = len(tokens)
             tokens.append(edge[1])
             parents.append(edge[0])
-        place[node] = nodes[edge]
-    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), first.base_len)
-
-
-class NgramDrafter:
-    """A drafter that answers at once from the context it was told."""
-
-    def __init__(self) -> None:
-        self._prefix = Prefix()
-        self._tree: DraftTree | None = None
-
-    def start(self, first_token: int) -> None:
-        self._prefix = Prefix()
-        self._prefix.append([first_token])
-        self._tree = None
-
-    def update(self, update: Update) -> None:
-        self._prefix.append(update.tokens)
-        tokens = self._prefix.tokens
-        continuations = lookup(tokens)
-        tree = tree_of(continuations, int(tokens[-1]), len(tokens))
-        self._tree = tree if len(tree) > 1 else None
-
-    def poll(self, timeout_s: float) -> DraftTree | None:
-        """Never waits: there is a tree now or there is none."""
-        tree, self._tree = self._tree, None
-        return tree
-
-    def rollback(self, committed_len: int) -> None:
-        self._prefix.truncate(committed_len)
-        self._tree = None
-
-    def state(self) -> DrafterState:
-        return DrafterState(ready=True, expected_wait_s=0.0, origin="ngram")
-
-    def close(self) -> None:
-        self._tree = None
+        places[node] = nodes[edge]
+    tree = DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), first.base_len)
+    return Merged(tree, np.array(places, np.int64))

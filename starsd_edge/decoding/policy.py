@@ -12,19 +12,22 @@ No clock and no drafter in here: the decode loop says what is at hand and what h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from starsd_edge.decoding.acceptance import AcceptanceModel, along_paths
 from starsd_edge.decoding.costs import CostCurve
-from starsd_edge.decoding.record import LARGEST_TREE, SMOOTHING, DrafterRecord
+from starsd_edge.decoding.draft import Draft
+from starsd_edge.decoding.ngram import NGRAM, merge
+from starsd_edge.decoding.record import LARGEST_TREE, SMOOTHING, DrafterRecord, Trial, worthwhile
 from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
 from starsd_edge.types import Float64Array
 
-__all__ = ["AdaptivePolicy", "Draft", "FixedPolicy", "Outlook", "PlainPolicy", "Policy", "best_size"]
+__all__ = ["AdaptivePolicy", "FixedPolicy", "Outlook", "PlainPolicy", "Policy", "best_size"]
 
 
 def best_size(node_probabilities: Float64Array, cost_curve: CostCurve, wait_s: float = 0.0) -> int:
@@ -38,34 +41,11 @@ def best_size(node_probabilities: Float64Array, cost_curve: CostCurve, wait_s: f
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A tree at hand: it continues exactly what is committed.
-
-    depth_offset  levels it lost to tokens committed since it was drafted
-    age_s         from sending its update to its arrival
-    origin        who drafted it
-    with_prompt   its update carried the prompt too: its age says nothing of the next one's
-    """
-
-    tree: DraftTree
-    depth_offset: int
-    age_s: float
-    origin: str = ""
-    with_prompt: bool = False
-
-    def after(self, tokens: list[int]) -> Draft | None:
-        """What is left once `tokens` are committed; None when they leave the tree or use it up."""
-        left = self.tree.descend(tokens)
-        if left is None or len(left) == 1:
-            return None
-        return Draft(left, self.depth_offset + len(tokens), self.age_s, self.origin)
-
-
-@dataclass(frozen=True, slots=True)
 class Outlook:
     """What the loop knows before a round.
 
     draft      the tree at hand
+    lookup     what the context itself drafts, if the policy wants that
     elapsed_s  since the update left whose tree is awaited; None when none is under way
     behind     tokens committed since that update
     max_size   nodes the forward may have
@@ -79,17 +59,23 @@ class Outlook:
     max_size: int
     max_depth: int
     origin: str = ""
+    lookup: Draft | None = None
 
 
 class Policy(Protocol):
     """What the decode loop asks. `learn` and `observe` are how it gets better at it."""
 
+    @property
+    def wants_lookup(self) -> bool:
+        """Whether `Outlook.lookup` is of use to it."""
+        ...
+
     def patience_s(self, outlook: Outlook) -> float:
         """How long to wait for an outstanding tree before this round; 0: not at all."""
         ...
 
-    def size(self, outlook: Outlook) -> int:
-        """How many nodes of the draft at hand to verify, 1: a plain step."""
+    def choose(self, outlook: Outlook) -> DraftTree | None:
+        """The tree to verify, of what is at hand; None: a plain step."""
         ...
 
     def hints(self) -> RoundHints:
@@ -116,11 +102,13 @@ class Policy(Protocol):
 class PlainPolicy:
     """Never drafts."""
 
+    wants_lookup = False
+
     def patience_s(self, outlook: Outlook) -> float:
         return 0.0
 
-    def size(self, outlook: Outlook) -> int:
-        return 1
+    def choose(self, outlook: Outlook) -> DraftTree | None:
+        return None
 
     def hints(self) -> RoundHints:
         return RoundHints(max_nodes=1)
@@ -144,12 +132,14 @@ class FixedPolicy:
 
     num_nodes: int
     max_wait_s: float = 1.0
+    wants_lookup: bool = False
 
     def patience_s(self, outlook: Outlook) -> float:
         return self.max_wait_s if outlook.draft is None and outlook.elapsed_s is not None else 0.0
 
-    def size(self, outlook: Outlook) -> int:
-        return min(self.num_nodes, len(outlook.draft.tree)) if outlook.draft else 1
+    def choose(self, outlook: Outlook) -> DraftTree | None:
+        draft = outlook.draft or outlook.lookup
+        return draft.tree.first(min(self.num_nodes, outlook.max_size)) if draft else None
 
     def hints(self) -> RoundHints:
         return RoundHints(max_nodes=self.num_nodes)
@@ -178,11 +168,16 @@ class AdaptivePolicy:
     What is learnt is kept per drafter (`Draft.origin`): an n-gram tree says nothing of the service's.
     """
 
-    def __init__(self, cost_curve: CostCurve) -> None:
+    def __init__(self, cost_curve: CostCurve, *, lookup: bool = True) -> None:
+        self.wants_lookup = lookup
         self._table = cost_curve.table(LARGEST_TREE)
         self._scale = 1.0  # measured forward time over the curve's
         self._records: dict[str, DrafterRecord] = {}
         self._current = self._record("")
+        self._lookups = AcceptanceModel()
+        self._alone = Trial()  # what rounds would bring and take without any service
+        self._promised = 0.0  # tokens expected of the tree that is being verified
+        self.calibration = 1.0
 
     @property
     def drafting(self) -> bool:
@@ -194,27 +189,47 @@ class AdaptivePolicy:
         """Expected speed over plain decoding's."""
         return self._current.plan.rate * self._plain_s
 
-    @property
-    def calibration(self) -> float:
-        """Tokens that verified trees brought over those that were expected of them; 1 before the first."""
-        return self._current.calibration
-
-    def size(self, outlook: Outlook) -> int:
-        """What adds more tokens than its time is worth: waits are over, so only the forward's cost counts."""
-        draft = outlook.draft
-        if draft is None or outlook.max_size < 2:
-            return 1
-        record = self._record(draft.origin)
-        if not record.drafting:
-            return 1
-        tree = draft.tree.first(min(outlook.max_size, LARGEST_TREE))
-        return record.best_size(tree, draft.depth_offset, outlook.max_depth, self._costs_s)
+    def calibration_error(self) -> list[float]:
+        """By depth, of the drafter in use: how far accepted shares are from the probabilities expected."""
+        return self._current.acceptance.calibration_error()
 
     def patience_s(self, outlook: Outlook) -> float:
-        self._current = self._record(outlook.origin)
-        if outlook.draft is not None or outlook.elapsed_s is None or outlook.max_size < 2:
+        self._current = record = self._record(outlook.origin)
+        if outlook.elapsed_s is None or outlook.max_size < 2:
             return 0.0
-        return self._current.patience_s(outlook.elapsed_s, outlook.behind, self._plain_s)
+        at_hand = self._best(outlook)
+        if at_hand.tree is not None and not record.prefers_fresh(
+            at_hand.tokens, at_hand.seconds, outlook.elapsed_s, outlook.behind
+        ):
+            return 0.0
+        return record.patience_s(outlook.elapsed_s, outlook.behind, self._alone_s)
+
+    def choose(self, outlook: Outlook) -> DraftTree | None:
+        """What adds more tokens than its time is worth: waits are over, so only the forward's cost counts."""
+        self._promised = 0.0
+        if outlook.max_size < 2:
+            return None
+        alone = self._best(replace(outlook, draft=None))
+        self._alone.add(alone.tokens, alone.seconds)
+        best = self._best(outlook) if outlook.draft is not None else alone
+        self._promised = best.tokens
+        return best.tree
+
+    def _best(self, outlook: Outlook) -> _Choice:
+        """The most worthwhile nodes of all drafts at hand."""
+        rate = 1.0 / self._alone_s
+        costs_s = self._costs_s[: outlook.max_size]
+        parts: list[tuple[Draft, Float64Array]] = []
+        draft, lookup = outlook.draft, outlook.lookup
+        if draft is not None and self._record(draft.origin).drafting:
+            record = self._record(draft.origin)
+            rate = max(rate, record.plan.rate)
+            parts.append((draft, record.acceptance.conditionals(draft)))
+        if lookup is not None:
+            parts.append((lookup, self._lookups.conditionals(lookup)))
+        if not parts:
+            return _Choice(None, 1.0, float(costs_s[0]))
+        return _best_of(parts, outlook.max_depth, costs_s, rate)
 
     def hints(self) -> RoundHints:
         record = self._current
@@ -233,22 +248,29 @@ class AdaptivePolicy:
         return self._current.drafting or rows_held >= self._current.look_tokens
 
     def arrived(self, draft: Draft) -> None:
-        tree = draft.tree.first(LARGEST_TREE)
-        age_s = None if draft.with_prompt else draft.age_s
-        self._record(draft.origin).arrived(tree, age_s, self._costs_s)
+        self._record(draft.origin).arrived(draft, self._costs_s, self._alone_s)
 
     def learn(self, draft: Draft, tokens: list[int]) -> None:
-        self._record(draft.origin).acceptance.learn(draft.tree, tokens, draft.depth_offset)
+        model = self._lookups if draft.origin == NGRAM else self._record(draft.origin).acceptance
+        model.learn(draft, tokens)
 
     def observe(self, stats: RoundStats) -> None:
         if stats.kind is RoundKind.PREFILL:
             return
         self._scale += SMOOTHING * (stats.forward_s / self._table[stats.size - 1] - self._scale)
-        self._current.observe(stats, self._plain_s)
+        # A round that a stop token cut short says nothing of the tree.
+        if self._promised > 0 and stats.num_tokens == stats.num_accepted + 1:
+            self.calibration += SMOOTHING * (stats.num_tokens / self._promised - self.calibration)
+        self._current.observe(stats, self._alone_s)
 
     @property
     def _plain_s(self) -> float:
         return float(self._table[0]) * self._scale
+
+    @property
+    def _alone_s(self) -> float:
+        """Seconds a token without a service: T(1), or less where lookups bring something."""
+        return min(self._plain_s, 1.0 / self._alone.rate) if self._alone.rounds else self._plain_s
 
     @property
     def _costs_s(self) -> Float64Array:
@@ -259,3 +281,28 @@ class AdaptivePolicy:
         if record is None:
             record = self._records[origin] = DrafterRecord(float(self._table[0]))
         return record
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A tree (None: a plain step), the tokens it is expected to bring, the seconds its forward takes."""
+
+    tree: DraftTree | None
+    tokens: float
+    seconds: float
+
+
+def _best_of(
+    parts: list[tuple[Draft, Float64Array]], max_depth: int, costs_s: Float64Array, rate: float
+) -> _Choice:
+    """The most worthwhile nodes of one draft, or of two merged; nodes below `max_depth` are of no use."""
+    (draft, conditionals), *others = parts
+    tree = draft.tree
+    for other, of_other in others:
+        merged = merge(tree, other.tree)
+        tree, conditionals = merged.tree, merged.combine(conditionals, of_other)
+    p = along_paths(conditionals, tree.parents.tolist())
+    p[tree.depths > max_depth] = 0.0
+    nodes = worthwhile(p, costs_s, rate)
+    chosen = tree.subset(nodes) if len(nodes) > 1 else None
+    return _Choice(chosen, float(p[nodes].sum()), float(costs_s[len(nodes) - 1]))

@@ -13,7 +13,9 @@ from enum import Enum
 
 import numpy as np
 
-from starsd_edge.decoding.policy import Draft, Outlook, Policy
+from starsd_edge.decoding.draft import Draft
+from starsd_edge.decoding.ngram import draft_from_context
+from starsd_edge.decoding.policy import Outlook, Policy
 from starsd_edge.decoding.prefix import Prefix
 from starsd_edge.decoding.roles import Drafter, Update
 from starsd_edge.decoding.tree import DraftTree
@@ -34,7 +36,7 @@ class Arrival(Enum):
 
 
 class Proposals:
-    """Owns the dealings with one drafter; with None it is inert."""
+    """Owns the dealings with one drafter, None: nobody, and what the context itself drafts."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Proposals:
         self._vocab_size = vocab_size
         self._stats = stats
         self._draft: Draft | None = None
+        self._lookup: Draft | None = None
         self._held: list[Update] = []  # rows not handed over yet, because no tree is wanted now
         self._asked: dict[int, float] = {}  # base_len of an update that no tree answered yet -> when it left
         self._told_len = 0  # committed_len that the drafter knows
@@ -72,7 +75,7 @@ class Proposals:
 
     def restart(self, first_token: int, committed_len: int) -> None:
         """The context is cut back to `committed_len` tokens; 0: a new one that begins with `first_token`."""
-        self._draft = None
+        self._draft = self._lookup = None
         self._asked.clear()
         self._first_asked_len = 0
         if self._drafter is None:
@@ -98,11 +101,14 @@ class Proposals:
 
     def committed(self, update: Update, more_wanted: bool) -> None:
         """Rows were committed. Hands them over if a tree is wanted, else keeps them for later."""
+        tokens = update.tokens.tolist()
+        if self._lookup is not None:
+            self._policy.learn(self._lookup, tokens)
+            self._lookup = None
         if self._drafter is None:
             return
         self._held.append(update)
         if self._draft is not None:
-            tokens = update.tokens.tolist()
             self._policy.learn(self._draft, tokens)
             self._draft = self._draft.after(tokens)
         if more_wanted and self._policy.wants_draft(update.committed_len - self._told_len):
@@ -110,6 +116,8 @@ class Proposals:
 
     def await_draft(self, max_size: int, max_depth: int) -> float:
         """Take in what arrived; wait for more as long as the policy finds it worth. Seconds waited."""
+        if self._policy.wants_lookup and max_size > 1:
+            self._lookup = draft_from_context(self._prefix.tokens)
         if self._drafter is None:
             return 0.0
         self._take(0.0)
@@ -125,7 +133,7 @@ class Proposals:
 
     def outlook(self, max_size: int, max_depth: int) -> Outlook:
         elapsed_s, behind = self._under_way()
-        return Outlook(self._draft, elapsed_s, behind, max_size, max_depth, self._origin)
+        return Outlook(self._draft, elapsed_s, behind, max_size, max_depth, self._origin, self._lookup)
 
     def _hand_over(self) -> None:
         assert self._drafter is not None

@@ -11,12 +11,12 @@ from collections import deque
 import numpy as np
 
 from starsd_edge.decoding.acceptance import AcceptanceModel
-from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.waiting import WaitPlan, plan_waiting
 from starsd_edge.metrics import RoundKind, RoundStats
-from starsd_edge.types import Float64Array
+from starsd_edge.types import Float64Array, IndexArray
 
-__all__ = ["LARGEST_TREE", "SMOOTHING", "DrafterRecord", "Trial", "TypicalTree"]
+__all__ = ["LARGEST_TREE", "SMOOTHING", "DrafterRecord", "Trial", "TypicalTree", "worthwhile"]
 
 LARGEST_TREE = 64  # no device gains from more, and EAGLE drafts 60
 # Averages over rounds forget with this weight a round: about the last 20 rounds count.
@@ -44,78 +44,80 @@ LEAST_AGES = 4
 
 
 class DrafterRecord:
-    """`costs_s` in what follows is T(1), T(2), ..., T(LARGEST_TREE), `plain_s` its first."""
+    """`costs_s` in what follows is T(1), T(2), ..., T(LARGEST_TREE); `alone_s` what a token takes the device
+    without this drafter: T(1), or less where the context itself drafts."""
 
-    def __init__(self, plain_s: float) -> None:
+    def __init__(self, alone_s: float) -> None:
         self.acceptance = AcceptanceModel()
         self.typical = TypicalTree()
-        self.plan = WaitPlan(1.0 / plain_s, ())
+        self.plan = WaitPlan(1.0 / alone_s, ())
         self.drafting = True
         self.look_tokens = FIRST_LOOK_TOKENS  # rows held at which to look, while off
         self.last_accepted = 0
-        self.calibration = 1.0
         self._ages_s: deque[float] = deque(maxlen=NUM_AGES)
         self._plan_due = 0  # rounds until the plan is made anew
         self._trial = Trial()
         self._needed_gain = START_GAIN  # to switch drafting on
-        self._promised = 0.0  # tokens expected of the tree that is being verified
 
     @property
     def last_age_s(self) -> float:
         return self._ages_s[-1] if self._ages_s else 0.0
 
-    def best_size(self, tree: DraftTree, depth_offset: int, max_depth: int, costs_s: Float64Array) -> int:
-        """How many nodes of `tree`, those deeper than `max_depth` being of no use."""
-        p = self.acceptance.node_probabilities(tree, depth_offset)
-        p[tree.depths > max_depth] = 0.0
-        size = worthwhile(p, costs_s, self.plan.rate)
-        self._promised = float(p[:size].sum())
-        return size
-
-    def patience_s(self, elapsed_s: float, behind: int, plain_s: float) -> float:
+    def patience_s(self, elapsed_s: float, behind: int, alone_s: float) -> float:
         """How long to wait for a tree whose update left `elapsed_s` ago, `behind` tokens ago."""
         if not self.drafting or behind >= len(self.plan.until_s):
             return 0.0
         # A round longer than the tokens it may bring is slower than plain steps, whatever the plan.
-        longest_s = (len(self.typical.survival) - behind) * plain_s - self.typical.verify_s
+        longest_s = (len(self.typical.survival) - behind) * alone_s - self.typical.verify_s
         return max(0.0, min(self.plan.until_s[behind] - elapsed_s, longest_s))
 
-    def arrived(self, tree: DraftTree, age_s: float | None, costs_s: Float64Array) -> None:
-        """Note what to expect of the next tree, and whether that pays. An age of None is not counted."""
-        if age_s is not None:
-            self._ages_s.append(age_s)
-        plain_s = float(costs_s[0])
-        p = self.acceptance.node_probabilities(tree)
-        size = worthwhile(p, costs_s, max(self.plan.rate, 1.0 / plain_s))
-        survival: Float64Array = np.bincount(tree.depths[:size], p[:size]).astype(np.float64)
-        self.typical.add(survival, float(costs_s[size - 1]), size)
+    def prefers_fresh(self, tokens: float, seconds: float, elapsed_s: float, behind: int) -> bool:
+        """Whether to wait for the tree under way rather than verify what is at hand, which would bring
+        `tokens` in `seconds` and leave the other tree as many tokens behind."""
+        survival = self.typical.survival[behind:]
+        ages_s = np.array(self._ages_s)
+        left_s = ages_s[ages_s > elapsed_s] - elapsed_s
+        if len(survival) < 2 or survival[0] <= 0.0 or len(left_s) == 0:
+            return False
+        survival = survival / survival[0]
+        rate, verify_s = self.plan.rate, self.typical.verify_s
+        rest = survival[round(tokens) :]
+        afterwards = max(0.0, float(rest.sum()) - rate * verify_s * float(rest[0])) if len(rest) else 0.0
+        now = tokens - rate * seconds + afterwards
+        return float(survival.sum()) - rate * (float(left_s.mean()) + verify_s) > now
+
+    def arrived(self, draft: Draft, costs_s: Float64Array, alone_s: float) -> None:
+        """Note what to expect of the next tree, and whether that pays."""
+        if not draft.with_prompt:
+            self._ages_s.append(draft.age_s)
+        p = self.acceptance.node_probabilities(draft)
+        nodes = worthwhile(p, costs_s, max(self.plan.rate, 1.0 / alone_s))
+        survival: Float64Array = np.bincount(draft.tree.depths[nodes], p[nodes]).astype(np.float64)
+        self.typical.add(survival, float(costs_s[len(nodes) - 1]), len(nodes))
         if not self._ages_s:
             return
         if not self.drafting or self._plan_due <= 0 or len(self._ages_s) in FIRST_PLANS:
-            self._make_plan(plain_s)
+            self._make_plan(alone_s)
 
-    def observe(self, stats: RoundStats, plain_s: float) -> None:
+    def observe(self, stats: RoundStats, alone_s: float) -> None:
         """A round ended."""
         self._plan_due -= 1
         if stats.kind is RoundKind.VERIFY:
             self.last_accepted = stats.num_accepted
-            # A round that a stop token cut short says nothing of the tree.
-            if self._promised > 0 and stats.num_tokens == stats.num_accepted + 1:
-                self.calibration += SMOOTHING * (stats.num_tokens / self._promised - self.calibration)
         if not self.drafting:
             return
         self._trial.add(stats.num_tokens, stats.total_s)
-        if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate * plain_s < STOP_GAIN:
+        if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate * alone_s < STOP_GAIN:
             self.drafting = False
             self._needed_gain *= DISTRUST
         elif self._trial.rounds == CLEARED_ROUNDS:
             self._needed_gain = START_GAIN
 
-    def _make_plan(self, plain_s: float) -> None:
+    def _make_plan(self, alone_s: float) -> None:
         typical = self.typical
-        self.plan = plan_waiting(typical.survival, typical.verify_s, plain_s, np.array(self._ages_s))
+        self.plan = plan_waiting(typical.survival, typical.verify_s, alone_s, np.array(self._ages_s))
         self._plan_due = PLAN_ROUNDS
-        gain = self.plan.rate * plain_s
+        gain = self.plan.rate * alone_s
         if self.drafting:
             self.drafting = gain > STOP_GAIN or len(self._ages_s) < LEAST_AGES
         elif gain > self._needed_gain:
@@ -124,9 +126,15 @@ class DrafterRecord:
             self.look_tokens = min(2 * self.look_tokens, LAST_LOOK_TOKENS)
 
 
-def worthwhile(p: Float64Array, costs_s: Float64Array, rate: float) -> int:
-    """The n whose first n nodes are worth the most when a second is worth `rate` tokens."""
-    return int(np.argmax(np.cumsum(p) - rate * costs_s[: len(p)])) + 1
+def worthwhile(p: Float64Array, costs_s: Float64Array, rate: float) -> IndexArray:
+    """The nodes that are worth the most together when a second is worth `rate` tokens: the likeliest first.
+
+    p        float64 [N] of all nodes, [0] the root's 1, none above its parent's
+    costs_s  of 1, 2, ... nodes: no more than these are taken
+    """
+    order = np.argsort(-p, kind="stable")[: len(costs_s)]  # parents come first among equals: they do in p
+    size = int(np.argmax(np.cumsum(p[order]) - rate * costs_s[: len(order)])) + 1
+    return order[:size]
 
 
 class TypicalTree:
@@ -167,7 +175,7 @@ class Trial:
         self._tokens = 0.0
         self._seconds = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: float, seconds: float) -> None:
         self.rounds += 1
         self._tokens += SMOOTHING * (tokens - self._tokens)
         self._seconds += SMOOTHING * (seconds - self._seconds)

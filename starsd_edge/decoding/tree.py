@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from starsd_edge.types import BoolArray, TokenArray
+from starsd_edge.types import BoolArray, IndexArray, TokenArray
 
 __all__ = ["NO_PARENT", "DraftTree"]
 
@@ -118,22 +118,42 @@ class DraftTree:
         Follows the tokens from the root; the subtree below the last one, re-rooted, is still a valid
         draft. None when the committed tokens leave the tree.
         """
-        node = 0
-        for token in committed:
-            found = self.child(node, token)
+        nodes = self.nodes_below(committed)
+        return self.subset(nodes, len(committed)) if len(nodes) else None
+
+    def walk(self, tokens: Sequence[int]) -> list[int]:
+        """The path that `tokens` lead along from the root, as far as they stay in the tree."""
+        path = [0]
+        for token in tokens:
+            found = self.child(path[-1], token)
             if found is None:
-                return None
-            node = found
+                break
+            path.append(found)
+        return path
+
+    def nodes_below(self, committed: Sequence[int]) -> IndexArray:
+        """int64 [m] rising: the node that `committed` leads to from the root, and all below it; empty when
+        the tokens leave the tree."""
+        path = self.walk(committed)
+        if len(path) <= len(committed):
+            return np.empty(0, np.int64)
+        node = path[-1]
         below = [False] * len(self)
         below[node] = True
         for later, parent in enumerate(self.parents[node + 1 :].tolist(), node + 1):
             below[later] = below[parent]
-        keep = np.flatnonzero(below)
+        return np.flatnonzero(below)
+
+    def subset(self, nodes: IndexArray, levels: int = 0) -> DraftTree:
+        """The tree of `nodes`, in their order, whose root is the first and lies `levels` below this root.
+
+        nodes  int64 [m], every other node's parent before it: not checked
+        """
         index = np.full(len(self), NO_PARENT, np.int32)
-        index[keep] = np.arange(len(keep), dtype=np.int32)
-        parents = index[self.parents[keep]]
+        index[nodes] = np.arange(len(nodes), dtype=np.int32)
+        parents = index[self.parents[nodes]]
         parents[0] = NO_PARENT
-        return _trusted(self.tokens[keep], parents, self.base_len + len(committed))
+        return _trusted(self.tokens[nodes], parents, self.base_len + levels)
 
 
 def _trusted(tokens: TokenArray, parents: TokenArray, base_len: int) -> DraftTree:

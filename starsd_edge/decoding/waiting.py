@@ -9,7 +9,7 @@ the ways that look best at one price is the next price, until it no longer rises
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,12 @@ from starsd_edge.types import Float64Array
 __all__ = ["WaitPlan", "plan_waiting"]
 
 MAX_PRICE_STEPS = 6  # it converges in two or three
-NUM_DEADLINES = 6  # quantiles of the answer times that are tried as deadlines
+# Where it pays to wait for the latest answer seen, it pays a little longer, too: an answer later than all of
+# n before it is to be expected once in n + 1, and is not much later. This share of their spread is added, and
+# of the latest itself while few are known.
+BEYOND_THE_LATEST = 0.5
+BEYOND_THE_FIRST = 0.25
+FEW_AGES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,17 @@ def _best_chain(
         else:
             outlook = _Ahead(survival[steps:] / survival[steps], verify_s, plain_s, left_s)
             waiting = outlook.best_wait(rate, elapsed_s)
+            if waiting.until_s >= ages_s[-1]:
+                waiting = replace(waiting, until_s=float(ages_s[-1] + _beyond_s(ages_s)))
             stepping = outlook.step(after)
             after = max(waiting, stepping, key=lambda option: option.worth(rate))
         chain.append(after)
     return chain[::-1]
+
+
+def _beyond_s(ages_s: Float64Array) -> float:
+    few = BEYOND_THE_FIRST * ages_s[-1] if len(ages_s) < FEW_AGES else 0.0
+    return float(max(BEYOND_THE_LATEST * (ages_s[-1] - ages_s[0]), few))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +136,8 @@ class _Ahead:
         return _Option(tokens, seconds)
 
     def best_wait(self, rate: float, elapsed_s: float) -> _Option:
-        """Wait until one of a few deadlines, then take plain steps until the tree is there."""
-        picks = np.unique(np.linspace(0, len(self.left_s) - 1, NUM_DEADLINES).astype(np.int64))
-        deadlines = self.left_s[picks][:, None]  # [X, 1] against [1, samples]
+        """Wait until one of the answer times seen, then take plain steps until the tree is there."""
+        deadlines = self.left_s[:, None]  # against [1, samples]
         left = self.left_s[None, :]
         soon = left <= deadlines + self.plain_s
         tokens_late = 1.0 + np.where(soon, self.rest, (left - deadlines - self.plain_s) / self.plain_s)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from starsd_edge.bench.policy import Cell, cells, measure, overall
+from starsd_edge.bench.policy import Cell, cells, mean_walk, measure, overall, recorded
 from starsd_edge.bench.policy_cli import as_json, by_profile, draw, verdict
 from starsd_edge.bench.trace import EASY, HARD, Trace, simulate
 from starsd_edge.bench.virtual import Conditions
@@ -24,21 +24,24 @@ def test_a_trace_is_the_same_for_the_same_seed_and_its_trees_continue_it() -> No
     first, again = simulate(HARD, 40, seed=3), simulate(HARD, 40, seed=3)
     for i, (tree, same) in enumerate(zip(first.trees, again.trees, strict=True)):
         assert tree.tokens.tolist() == same.tokens.tolist()
-        assert tree.tokens[0] == first.tokens[i]
-        assert tree.base_len == i + 1
+        assert tree.base_len == first.prompt_len + 1 + i
+        assert tree.tokens[0] == first.tokens[tree.base_len - 1]
 
 
 def test_easy_prompts_accept_more_than_hard_ones() -> None:
-    def walked(trace: Trace) -> float:
-        depths = []
-        for i, tree in enumerate(trace.trees[:-8]):
-            node, depth = 0, 0
-            while (child := tree.child(node, int(trace.tokens[i + 1 + depth]))) is not None:
-                node, depth = child, depth + 1
-            depths.append(depth)
-        return float(np.mean(depths))
+    assert mean_walk(simulate(EASY, 200, seed=0)) > mean_walk(simulate(HARD, 200, seed=0)) + 0.3
 
-    assert walked(simulate(EASY, 200, seed=0)) > walked(simulate(HARD, 200, seed=0)) + 0.3
+
+def test_the_recorded_traces_are_texts_of_a_model_and_trees_of_its_head() -> None:
+    prompts = recorded()
+    assert {"easy", "hard", "copy"} == prompts.keys()
+    easy, hard = ([mean_walk(trace) for trace in prompts[name]] for name in ("easy", "hard"))
+    assert min(easy) >= max(hard) > 0.5
+    for trace in itertools.chain(*prompts.values()):
+        assert len(trace.trees) == len(trace.answer)
+        for tree in trace.trees:
+            assert trace.tokens[tree.base_len - 1] == tree.tokens[0]
+            assert tree.tokens.max() < trace.vocab_size
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ def test_the_policy_gains_where_there_is_room_and_loses_nothing_where_there_is_n
 
 
 def test_the_matrix_has_every_condition_once() -> None:
-    described = [(profile.name, conditions, prompts.name) for profile, conditions, prompts in cells()]
+    described = [(profile.name, conditions, prompts) for profile, conditions, prompts in cells()]
     assert len(described) == len(set(described)) == 6 * 5 * 2 * 5 * 2
 
 
@@ -73,6 +76,7 @@ def made_up(profile: str, adaptive: float, fixed: float) -> Cell:
         10.0,
         dict.fromkeys((2, 4, 8, 16, 32, 60), fixed),
         0.5,
+        (0.02, 0.04),
     )
 
 
@@ -89,6 +93,7 @@ def test_figures_are_summed_up() -> None:
     text = "\n".join(verdict(measured))
     assert "below 0.98 of plain: 1" in text
     assert "0.900 (orin-nx-int4" in text
+    assert "calibration error by depth: 0.020, 0.040" in text
     assert by_profile(measured).row_count == 6
-    row = json.loads(json.dumps(as_json(measured)))["cells"][0]
+    row = json.loads(json.dumps(as_json(measured, "recorded")))["cells"][0]
     assert (2.0, 1.25) == (row["ratio_to_plain"], row["ratio_to_best_fixed"])

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from starsd_edge.decoding.costs import load_profile
 from starsd_edge.decoding.decoder import Decoder
-from starsd_edge.decoding.ngram import NgramDrafter, lookup, merge, tree_of
-from starsd_edge.decoding.policy import FixedPolicy
-from starsd_edge.decoding.roles import Update
+from starsd_edge.decoding.ngram import CONFIDENCE, draft_from_context, lookup, merge, tree_of
+from starsd_edge.decoding.policy import AdaptivePolicy
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.testing import FakeClock, ToyTarget, plain_text
+from starsd_edge.testing import EmulatedTarget, FakeClock, ScriptedDrafter, ToyTarget, plain_text
 
 
 def tokens_of(text: str) -> np.ndarray:
@@ -21,7 +21,7 @@ def tokens_of(text: str) -> np.ndarray:
 
 
 def found(text: str, **limits: int) -> list[str]:
-    return ["".join(map(chr, continuation)) for continuation in lookup(tokens_of(text), **limits)]
+    return ["".join(map(chr, each.tokens)) for each in lookup(tokens_of(text), **limits)]
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,21 @@ small_trees = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_
 def test_a_merged_tree_has_the_paths_of_both_and_begins_with_the_first(
     first: DraftTree, second: DraftTree
 ) -> None:
-    both = merge(first, second)
+    merged = merge(first, second)
+    both = merged.tree
     assert paths(first) | paths(second) == paths(both)
     assert first.tokens.tolist() == both.first(len(first)).tokens.tolist()
     assert first.parents.tolist() == both.first(len(first)).parents.tolist()
+    for node, place in enumerate(merged.places.tolist()):
+        assert second.tokens[second.path(node)].tolist() == both.tokens[both.path(place)].tolist()
+
+
+def test_a_node_that_both_trees_hold_is_as_likely_as_the_surer_one_says() -> None:
+    first, second = tree_of([[5, 6]], 9, 3), tree_of([[5, 7]], 9, 3)
+    merged = merge(first, second)
+    assert [9, 5, 6, 7] == merged.tree.tokens.tolist()
+    combined = merged.combine(np.array([1.0, 0.5, 0.4]), np.array([1.0, 0.8, 0.3]))
+    assert [1.0, 0.8, 0.4, 0.3] == combined.tolist()
 
 
 def test_trees_on_different_prefixes_are_not_merged() -> None:
@@ -74,30 +85,74 @@ def test_trees_on_different_prefixes_are_not_merged() -> None:
         merge(DraftTree.root_only(1, 4), DraftTree.root_only(1, 5))
 
 
-def test_a_rolled_back_drafter_forgets_what_was_cut() -> None:
-    drafter = NgramDrafter()
-    drafter.start(1)
-    drafter.update(Update(0, np.array([2, 3, 1, 2], np.int32), np.zeros((4, 2), np.float32)))
-    assert drafter.state().ready
-    drafter.rollback(3)
-    assert drafter.poll(0.0) is None
-    drafter.update(Update(2, np.array([1, 2], np.int32), np.zeros((2, 2), np.float32)))
-    tree = drafter.poll(0.0)
-    assert tree is not None
-    assert [2, 3, 1, 2] == tree.tokens.tolist()
-    assert drafter.poll(0.0) is None
+def test_a_draft_from_the_context_is_as_sure_as_its_matches_are_long() -> None:
+    draft = draft_from_context(tokens_of("wxyz1-yz2-wxyz"))
+    assert draft is not None
+    tree = draft.tree
+    by_path = {
+        "".join(map(chr, tree.tokens[tree.path(node)[1:]])): draft.confidences[node]
+        for node in range(1, len(tree))
+    }
+    assert (CONFIDENCE[4], CONFIDENCE[2]) == (by_path["1"], by_path["2"])
+    assert (14, "ngram") == (tree.base_len, draft.origin)
+    assert draft_from_context(tokens_of("abcdef")) is None
 
 
-def test_a_text_that_repeats_itself_is_decoded_faster_and_unchanged() -> None:
-    """Two logit levels over four tokens: the greedy text of this toy target soon runs in a cycle."""
+class Cycling(ToyTarget):
+    """Its next token depends on the last two only: greedy text soon runs in a cycle."""
 
-    class Cycling(ToyTarget):
-        def logits_after(self, tokens):  # type: ignore[no-untyped-def]  # as ToyTarget.logits_after
-            return super().logits_after(tokens[-2:])
+    def logits_after(self, tokens):  # type: ignore[no-untyped-def]  # as ToyTarget.logits_after
+        return super().logits_after(tokens[-2:])
 
-    target, clock = Cycling(vocab_size=12, seed=3), FakeClock()
-    decoder = Decoder(target, NgramDrafter(), FixedPolicy(8), clock)
-    prompt, greedy = [1, 2, 3], SamplingParams()
-    text = [token for round_ in decoder.generate(prompt, greedy, 80) for token in round_.tokens]
-    assert plain_text(Cycling(vocab_size=12, seed=3), greedy, prompt, 80) == text
-    assert decoder.stats.mean_acceptance_length > 2
+
+PROMPT, GREEDY = [1, 2, 3], SamplingParams()
+PROFILE = load_profile("agx-orin-int4")
+
+
+def decoded(service: ScriptedDrafter | None, lookup: bool, clock: FakeClock) -> Decoder:
+    """A decoder that has written 200 tokens of a cycling text, right ones."""
+    target = EmulatedTarget(Cycling(vocab_size=12, seed=3), PROFILE, clock, clock.sleep)
+    drafter = service or ScriptedDrafter(lambda context, count: [], clock, ready_from=10**9)
+    decoder = Decoder(target, drafter, AdaptivePolicy(PROFILE.curve, lookup=lookup), clock)
+    text = [token for round_ in decoder.generate(PROMPT, GREEDY, 200) for token in round_.tokens]
+    assert plain_text(Cycling(vocab_size=12, seed=3), GREEDY, PROMPT, 200) == text
+    return decoder
+
+
+def test_a_text_that_repeats_itself_is_drafted_from_while_the_service_is_away() -> None:
+    with_it, without = decoded(None, True, FakeClock()).stats, decoded(None, False, FakeClock()).stats
+    assert without.plain_rounds == without.rounds
+    assert with_it.mean_acceptance_length > 2
+    assert with_it.tokens_per_s > 1.5 * without.tokens_per_s
+    assert with_it.waited_s == 0.0
+
+
+def test_the_service_and_the_context_draft_one_tree_together() -> None:
+    """The service knows the next token only, the context all that follow once the text runs in a cycle:
+    together they settle more than each of them."""
+    toy = Cycling(vocab_size=12, seed=3)
+
+    def one_token(clock: FakeClock) -> ScriptedDrafter:
+        drafter = ScriptedDrafter(
+            lambda context, count: plain_text(toy, GREEDY, context, count), clock, vocab_size=12
+        )
+        drafter.depth = 1
+        return drafter
+
+    clocks = [FakeClock() for _ in range(3)]
+    service = decoded(one_token(clocks[0]), False, clocks[0]).stats
+    both = decoded(one_token(clocks[1]), True, clocks[1]).stats
+    context = decoded(None, True, clocks[2]).stats
+    assert service.mean_acceptance_length <= 2.0
+    assert both.tokens_per_s > 1.2 * service.tokens_per_s
+    assert both.tokens_per_s > 1.02 * context.tokens_per_s
+
+
+def test_matches_by_chance_are_seen_through() -> None:
+    """A text without any order, of few different tokens: short matches everywhere, and worth nothing."""
+    clock = FakeClock()
+    target = EmulatedTarget(ToyTarget(vocab_size=12, seed=5, levels=10**6), PROFILE, clock, clock.sleep)
+    drafter = ScriptedDrafter(lambda context, count: [], clock, ready_from=10**9)
+    decoder = Decoder(target, drafter, AdaptivePolicy(PROFILE.curve), clock)
+    list(decoder.generate(PROMPT, SamplingParams(temperature=1.0), 240))
+    assert decoder.stats.tokens_per_s > 0.98 / PROFILE.curve.plain_s

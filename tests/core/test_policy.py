@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starsd_edge.decoding.costs import CostCurve
-from starsd_edge.decoding.policy import AdaptivePolicy, Draft, Outlook, best_size
+from starsd_edge.decoding.draft import Draft
+from starsd_edge.decoding.policy import AdaptivePolicy, Outlook, best_size
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
 
@@ -42,6 +43,10 @@ def draft_of(age_s: float, tree: DraftTree = CHAIN) -> Draft:
     return Draft(tree, 0, age_s)
 
 
+def size_of(tree: DraftTree | None) -> int:
+    return 1 if tree is None else len(tree)
+
+
 def trained(age_s: float, accepted: int, rounds: int = 60) -> AdaptivePolicy:
     """A policy that saw chains of four of which the first `accepted` tokens were right, answered in age_s."""
     policy = AdaptivePolicy(CURVE)
@@ -50,7 +55,7 @@ def trained(age_s: float, accepted: int, rounds: int = 60) -> AdaptivePolicy:
         draft = draft_of(age_s)
         policy.arrived(draft)
         policy.learn(draft, text)
-        size = policy.size(Outlook(draft, None, 0, 64, 64))
+        size = size_of(policy.choose(Outlook(draft, None, 0, 64, 64)))
         tokens = min(accepted, size - 1) + 1
         forward_s = CURVE(size)
         policy.observe(
@@ -65,7 +70,7 @@ def test_good_trees_from_a_near_service_are_waited_for_and_verified_whole() -> N
     policy = trained(age_s=0.005, accepted=4)
     assert policy.drafting
     assert policy.patience_s(LATER) >= 0.005
-    assert policy.size(Outlook(draft_of(0.005), None, 0, 64, 64)) == 5
+    assert size_of(policy.choose(Outlook(draft_of(0.005), None, 0, 64, 64))) == 5
     assert policy.expected_gain > 3
 
 
@@ -74,7 +79,7 @@ def test_drafting_that_does_not_pay_is_switched_off(age_s: float, accepted: int)
     policy = trained(age_s, accepted)
     assert not policy.drafting
     assert policy.patience_s(LATER) == 0.0
-    assert policy.size(Outlook(draft_of(age_s), None, 0, 64, 64)) == 1
+    assert policy.choose(Outlook(draft_of(age_s), None, 0, 64, 64)) is None
 
 
 def test_while_off_it_looks_again_now_and_then_and_starts_when_it_pays() -> None:
@@ -127,13 +132,12 @@ def test_each_look_in_vain_puts_the_next_one_off() -> None:
 def test_nodes_deeper_than_the_text_may_go_are_not_verified() -> None:
     policy = trained(age_s=0.005, accepted=4)
     curve_bends = Outlook(draft_of(0.005), None, 0, max_size=64, max_depth=1)
-    flat = policy.size(curve_bends)
-    assert flat == 2
+    assert size_of(policy.choose(curve_bends)) == 2
 
 
 def test_no_more_nodes_than_fit_are_verified() -> None:
     policy = trained(age_s=0.005, accepted=4)
-    assert policy.size(Outlook(draft_of(0.005), None, 0, max_size=3, max_depth=64)) == 3
+    assert size_of(policy.choose(Outlook(draft_of(0.005), None, 0, max_size=3, max_depth=64))) == 3
 
 
 def test_slower_forwards_than_the_curve_says_are_taken_into_account() -> None:

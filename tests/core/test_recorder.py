@@ -29,6 +29,7 @@ def test_a_recorded_trace_survives_its_file(tmp_path: Path) -> None:
     assert ["toy", "toy"] == [each.name for each in loaded]
     for each in loaded:
         assert trace.tokens.tolist() == each.tokens.tolist()
+        assert trace.prompt_len == each.prompt_len
         for tree, again in zip(trace.trees, each.trees, strict=True):
             assert (tree.tokens.tolist(), tree.parents.tolist()) == (
                 again.tokens.tolist(),
@@ -42,10 +43,12 @@ def test_a_trace_holds_the_plain_text_and_a_tree_at_every_token() -> None:
     target = ToyTarget()
     trace = record("toy", target, drafter_for(target, Behaviour.PERFECT), PROMPT, 12, frozenset())
     text = plain_text(ToyTarget(), GREEDY, PROMPT, 12)
+    text = [*PROMPT, *text]
     assert [a == b for a in text for b in text] == [a == b for a in trace.tokens for b in trace.tokens]
-    assert len(trace.trees) == len(text)
+    assert len(PROMPT) == trace.prompt_len
+    assert len(trace.trees) == len(trace.answer) == 12
     for i, tree in enumerate(trace.trees[:-4]):
-        assert trace.tokens[i : i + 5].tolist() == tree.tokens.tolist()
+        assert trace.answer[i : i + 5].tolist() == tree.tokens.tolist()
     assert trace.vocab_size == max(int(tree.tokens.max()) for tree in trace.trees) + 1
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from starsd_edge.chat.contexts import Context, Pair
 from starsd_edge.chat.reporter import Board, EdgeReporter, work_of
-from starsd_edge.decoding.ngram import NgramDrafter
 from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.link.client import RemoteDrafter
@@ -142,7 +141,7 @@ def test_own_drafts_are_not_taken_for_the_service_s() -> None:
     """The monitor says plain, and why; the energy is that of drafting."""
     drafter = RemoteDrafter("tcp://127.0.0.1:9", hello())
     target = CountingTarget(script="fox " * 40)
-    context = Context(Pair(target, drafter, FixedPolicy(4), local=NgramDrafter()), time.monotonic)
+    context = Context(Pair(target, drafter, FixedPolicy(4, wants_lookup=True)), time.monotonic)
     reporter = reporter_of(context, FakeBoard())
     reporter.look()
     say(context, 40)

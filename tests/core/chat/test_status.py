@@ -12,7 +12,6 @@ from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Speaker
 from starsd_edge.chat.status import LinkState, LinkStatus, link_words
 from starsd_edge.decoding.decoder import Exactness
-from starsd_edge.decoding.ngram import NgramDrafter
 from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy, Policy
 from starsd_edge.decoding.roles import Drafter
 from starsd_edge.testing import Behaviour, FakeClock, ScriptedDrafter
@@ -37,10 +36,13 @@ def drafter(ready_from: int = 0) -> Callable[[], Drafter]:
     return opened
 
 
+def own_drafts() -> Policy:
+    return FixedPolicy(4, wants_lookup=True)
+
+
 def speaker(
     service: Callable[[], Drafter] | None,
     policy: Callable[[], Policy] = lambda: FixedPolicy(4),
-    local: Callable[[], Drafter] | None = None,
     target: type[CountingTarget] = CountingTarget,
 ) -> Speaker:
     return toy_speaker(
@@ -50,7 +52,6 @@ def speaker(
         policy=policy,
         service="tcp://there:7731",
         exactness=Exactness.EXACT,
-        local=local,
     )
 
 
@@ -58,11 +59,11 @@ def speaker(
     ("state", "local", "chat"),
     [
         (LinkState.NONE, False, lambda: speaker(None, PlainPolicy)),
-        (LinkState.NONE, True, lambda: speaker(None, local=NgramDrafter)),
+        (LinkState.NONE, True, lambda: speaker(None, own_drafts)),
         (LinkState.READY, False, lambda: speaker(drafter())),
         (LinkState.UNUSED, False, lambda: speaker(drafter(), PlainPolicy)),
         (LinkState.LOST, False, lambda: speaker(drafter(NEVER))),
-        (LinkState.LOST, True, lambda: speaker(drafter(NEVER), local=NgramDrafter)),
+        (LinkState.LOST, True, lambda: speaker(drafter(NEVER), own_drafts)),
         (LinkState.INEXACT, False, lambda: speaker(drafter(), target=Rounding)),
     ],
 )

@@ -73,7 +73,6 @@ def toy_speaker(
     policy: Callable[[], Policy] = PlainPolicy,
     service: str = "",
     exactness: Exactness = Exactness.EXACT,
-    local: Callable[[], Drafter] | None = None,
 ) -> Speaker:
     """A speaker over toy targets; every target it opens is appended to `targets`."""
 
@@ -81,7 +80,7 @@ def toy_speaker(
         opened = target(max_len, seed, script, round_s)
         if targets is not None:
             targets.append(opened)
-        return Pair(opened, drafter() if drafter else None, policy(), exactness, local() if local else None)
+        return Pair(opened, drafter() if drafter else None, policy(), exactness)
 
     writer = PromptWriter(TOKENIZER, ChatTemplate("chatml"))
     model = Model("toy", writer, max_len, frozenset({STOP_TOKEN}), service)
