@@ -45,6 +45,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "draft": CommandEntry("starsd_server.cli", "Serve draft heads to many edges, and make them."),
     "doctor": CommandEntry("starsd_edge.cli.doctor", "What this machine has for each role, and the fixes."),
     "bench": CommandEntry("starsd_edge.cli.bench", "Measure: tree sizes, waits, devices."),
+    "capacity": CommandEntry("starsd_server.capacity.cli", "How many devices a draft host carries."),
     "deploy": CommandEntry("starsd_deploy.cli", "Provision and update a fleet of devices over SSH."),
 }
 

@@ -1,0 +1,147 @@
+"""`starsd capacity`: what a draft host carries, and what would change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import click
+
+from starsd_edge.decoding.costs import CostCurve, profile_names
+from starsd_edge.errors import UsageError
+from starsd_server.capacity.model import DraftWork, StepSeconds
+from starsd_server.capacity.scenario import Report, Scenario, changed, examine
+from starsd_server.emulate.engines import EngineProfile, load_engine_profile
+from starsd_server.scheduling import Limits, Policy
+
+__all__ = ["command"]
+
+GIB = 2**30
+
+
+@click.command("capacity")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="PROFILE=COUNT",
+    help=f"Several may be given. Profiles: {', '.join(profile_names())}.  [default: agx-orin-int4=8]",
+)
+@click.option("--engine", default="rtx-4090", show_default=True, help="The draft host's profile.")
+@click.option("--step-ms", metavar="ROWS:MS,...", help="Measured instead: a step over so many rows.")
+@click.option("--rtt-ms", default=2.0, show_default=True, type=click.FloatRange(0), help="Of the links.")
+@click.option("--tokens", default=3.0, show_default=True, type=click.FloatRange(1), help="A round brings.")
+@click.option("--nodes", default=16.0, show_default=True, type=click.FloatRange(1), help="Of a tree.")
+@click.option("--steps", default=6.0, show_default=True, type=click.FloatRange(1), help="Head steps a tree.")
+@click.option("--rows", default=45.0, show_default=True, type=click.FloatRange(1), help="Head rows a tree.")
+@click.option("--context", default=512.0, show_default=True, type=click.FloatRange(0), help="Tokens, mean.")
+@click.option("--row-bytes", default=8196.0, show_default=True, help="A token's features on the uplink.")
+@click.option("--kv-gib", default=8.0, show_default=True, type=click.FloatRange(0.001), help="For sessions.")
+@click.option("--max-len", default=2048, show_default=True, type=click.IntRange(1), help="Tokens a session.")
+@click.option("--uplink-mbps", type=click.FloatRange(0.001), help="Into the host; no limit without it.")
+@click.option(
+    "--host-ms", default=0.3, show_default=True, help="Processor time of a round besides its steps."
+)
+@click.option("--hosts", default=1, show_default=True, type=click.IntRange(1), help="Draft hosts.")
+@click.option(
+    "--scheduler", type=click.Choice([p.value for p in Policy]), default="batched", show_default=True
+)
+@click.option(
+    "--what-if", "changes", multiple=True, metavar="NAME=NUMBER", help="devices=+10, rtt_ms=50, hosts=2 ..."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
+def command(
+    devices: tuple[str, ...],
+    engine: str,
+    step_ms: str | None,
+    rtt_ms: float,
+    tokens: float,
+    nodes: float,
+    steps: float,
+    rows: float,
+    context: float,
+    row_bytes: float,
+    kv_gib: float,
+    max_len: int,
+    uplink_mbps: float | None,
+    host_ms: float,
+    hosts: int,
+    scheduler: str,
+    changes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """How many devices a draft host carries, what each gets, and what is in the way of more.
+
+    A model, not a measurement: docs/capacity.md says how it is made and how near it comes. `starsd bench
+    service` measures the same.
+    """
+    profile = load_engine_profile(engine)
+    scenario = Scenario(
+        devices=parse_devices(devices or ("agx-orin-int4=8",)),
+        work=DraftWork(tokens, nodes, steps, rows, context, tokens * row_bytes),
+        step_s=measured_steps(step_ms, profile) if step_ms else profile.step_s,
+        rtt_ms=rtt_ms,
+        hosts=hosts,
+        slots=max(1.0, kv_gib * GIB // (max_len * profile.kv_row_bytes)),
+        uplink_mbps=uplink_mbps,
+        host_ms=host_ms,
+        policy=Policy(scheduler),
+    )
+    named = [("as given", scenario), *((change, changed(scenario, change)) for change in changes)]
+    reports = [(name, examine(each)) for name, each in named]
+    if as_json:
+        click.echo(json.dumps([{"case": name, **report.as_dict()} for name, report in reports], indent=2))
+        return
+    for name, report in reports:
+        click.echo("\n".join(lines_of(name, report)))
+
+
+def lines_of(name: str, report: Report) -> list[str]:
+    scenario, fleet = report.scenario, report.fleet
+    total = sum(scenario.devices.values())
+    hosts = "1 draft host" if scenario.hosts == 1 else f"{scenario.hosts} draft hosts"
+    lines = [
+        f"{name}: {total:g} devices, {hosts}, {scenario.rtt_ms:g} ms round trip, {scenario.policy.value}"
+    ]
+    for each in fleet.served:
+        lines.append(
+            f"  {scenario.devices[each.name]:>5g} x {each.name:<15} {each.tokens_per_s:7.1f} tokens/s each, "
+            f"{each.ratio_to_plain:.2f} x plain; a tree takes {each.draft_s * 1e3:.1f} ms"
+        )
+    used = ", ".join(f"{each.name} {each.used:.0%}" for each in fleet.resources if each.used > 0)
+    lines.append(f"  together {report.tokens_per_s:.0f} tokens/s; {used}")
+    lines.append(
+        f"  carries {report.carries} such devices before each slows down by a tenth, "
+        f"{report.gains_up_to} before one is slower than plain; first in the way: {fleet.bottleneck.name}"
+    )
+    return lines
+
+
+def parse_devices(texts: Sequence[str]) -> dict[str, float]:
+    """Raises UsageError for what is not PROFILE=COUNT."""
+    devices: dict[str, float] = {}
+    for text in texts:
+        name, _, count = text.partition("=")
+        try:
+            devices[name] = devices.get(name, 0.0) + float(count)
+        except ValueError:
+            raise UsageError(f"--device {text}: PROFILE=COUNT is wanted") from None
+    return devices
+
+
+def measured_steps(text: str, profile: EngineProfile) -> StepSeconds:
+    """Seconds of a step from "ROWS:MS,...", growing on as the last two say; KV reading is the profile's.
+
+    Raises UsageError for what is no such table.
+    """
+    try:
+        pairs = sorted((int(rows), float(ms) / 1e3) for rows, ms in (p.split(":") for p in text.split(",")))
+        curve = CostCurve(tuple(rows for rows, _ in pairs), tuple(seconds for _, seconds in pairs))
+    except ValueError as error:
+        raise UsageError(f"--step-ms {text}: ROWS:MS,... is wanted, from 1 row up ({error})") from None
+    largest = Limits().step_rows
+
+    def step_s(rows: float, kv_rows: float) -> float:
+        return curve(max(1, min(round(rows), largest))) + kv_rows * profile.kv_row_bytes / profile.bytes_per_s
+
+    return step_s
