@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from starsd_edge.decoding.acceptance import along_paths
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.policy import AdaptivePolicy, Outlook, best_size
+from starsd_edge.decoding.record import worthwhile
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
 
@@ -27,6 +31,49 @@ def test_the_best_size_is_that_of_brute_force(tail: list[float], curve: CostCurv
     p = np.array([1.0, *tail])
     rates = [sum(p[:n]) / (wait_s + curve(n)) for n in range(1, len(p) + 1)]
     assert max(rates) == pytest.approx(rates[best_size(p, curve, wait_s) - 1])
+
+
+@given(
+    parents=st.lists(st.integers(0, 100), max_size=7),
+    steps=st.lists(st.floats(0.05, 1.0), min_size=7, max_size=7),
+    curve=curves,
+    rate=st.floats(1.0, 200.0),
+)
+def test_the_chosen_nodes_are_the_best_of_all_trees_there_are(
+    parents: list[int], steps: list[float], curve: CostCurve, rate: float
+) -> None:
+    """Brute force over every set of nodes that is a tree."""
+    parents = [-1, *(parent % (node + 1) for node, parent in enumerate(parents))]
+    p = along_paths(np.array([1.0, *steps[: len(parents) - 1]]), parents)
+    costs_s = curve.table(6)
+
+    def worth(nodes: tuple[int, ...]) -> float:
+        return float(sum(p[list(nodes)])) - rate * curve(len(nodes))
+
+    trees = [
+        (0, *rest)
+        for size in range(min(len(parents), 6))
+        for rest in itertools.combinations(range(1, len(parents)), size)
+        if all(parents[node] in (0, *rest) for node in rest)
+    ]
+    nodes = worthwhile(p, costs_s, rate).tolist()
+    assert tuple(sorted(nodes)) in trees
+    assert [parents[node] in nodes[:place] for place, node in enumerate(nodes)] == [
+        False,
+        *[True] * (len(nodes) - 1),
+    ]
+    assert worth(tuple(nodes)) == pytest.approx(max(map(worth, trees)))
+
+
+def test_what_is_left_of_an_old_tree_is_not_verified_where_a_fresh_one_is_near() -> None:
+    """Two nodes are left, a whole tree comes in five milliseconds: it is waited for; not if it is far."""
+    policy = trained(age_s=0.005, accepted=4)
+    left = Draft(CHAIN, 0, 0.005).after([2, 3, 4])
+    assert left is not None
+    assert policy.patience_s(Outlook(left, 0.0, 0, 64, 64)) >= 0.005
+    assert policy.patience_s(Outlook(draft_of(0.005), 0.0, 0, 64, 64)) == 0.0
+    far = trained(age_s=0.06, accepted=4)
+    assert far.patience_s(Outlook(left, 0.0, 0, 64, 64)) == 0.0
 
 
 def test_a_long_wait_makes_larger_trees_worth_it() -> None:
