@@ -10,6 +10,7 @@ others' step goes on.
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -30,6 +31,7 @@ __all__ = [
     "Extend",
     "Grow",
     "Outcome",
+    "OwnThread",
     "Refused",
     "SessionRows",
     "StepEngine",
@@ -147,14 +149,43 @@ class _Block:
 
 
 class StepEngine(Protocol):
-    """What sessions need of an engine."""
+    """What sessions need of an engine: a step is launched, and collected when it is done."""
 
     def reset(self, slot: int) -> SessionRows: ...
 
-    def step(self, items: list[WorkItem]) -> list[Outcome]: ...
+    def launch(self, items: list[WorkItem]) -> None:
+        """Begin a step over `items`; none may be under way."""
+        ...
+
+    def left_s(self) -> float:
+        """Seconds until the step under way is done, as far as is known; below zero: since when it is."""
+        ...
+
+    def collect(self) -> list[Outcome]:
+        """Wait for the step under way; one outcome for each of its items, in order."""
+        ...
 
 
-class Engine:
+class OwnThread(abc.ABC):
+    """An engine that computes in its caller's thread: nothing goes on between `launch` and `collect`."""
+
+    _launched: list[WorkItem]
+
+    @abc.abstractmethod
+    def step(self, items: list[WorkItem]) -> list[Outcome]:
+        """Run `items` now."""
+
+    def launch(self, items: list[WorkItem]) -> None:
+        self._launched = items
+
+    def left_s(self) -> float:
+        return 0.0
+
+    def collect(self) -> list[Outcome]:
+        return self.step(self._launched)
+
+
+class Engine(OwnThread):
     """One head, its slots, and the step."""
 
     def __init__(self, head: RowHead, slots: int, max_len: int) -> None:

@@ -43,6 +43,7 @@ __all__ = ["Scheduler"]
 
 RETRY_SESSIONS_S = 5.0  # until another session of the device may have ended
 RETRY_MEMORY_S = 1.0  # until some session may have gone idle
+RETRY_STEP_S = 0.05  # until the step under way has ended
 RETRY_QUEUE_S = 0.5  # until some of what waits may be done: a few hundred rows at the least
 RETRY_DRAINING_S = 10.0  # until another process may have taken over
 
@@ -66,10 +67,7 @@ class _Session:
     beams: int = 0  # rows of the next level of the tree that grows
     tree_arrival: int = 0  # of the block that the tree grows on
     running: bool = False
-
-    @property
-    def ready(self) -> bool:
-        return not self.running and (self.beams > 0 or bool(self.blocks))
+    slot: int | None = None  # to be released when the step has ended: the session left while it ran
 
     @property
     def idle(self) -> bool:
@@ -97,6 +95,7 @@ class Scheduler:
         self._limits, self._policy = limits, policy
         self._slots: dict[str, Slots[SessionKey]] = {head: Slots(limits.max_sessions) for head in heads}
         self._sessions: dict[SessionKey, _Session] = {}
+        self._ready: dict[SessionKey, _Session] = {}  # those with work that no step has taken yet
         self._devices: dict[str, _Device] = {}
         self._allowance: Allowance | None = None  # of all devices, from the first arrival on
         self._queued_rows = 0
@@ -132,7 +131,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sessions with work that no step has taken yet."""
-        return sum(session.ready for session in self._sessions.values())
+        return len(self._ready)
 
     # -------------------------------------------------------------------------------------- events
 
@@ -149,6 +148,9 @@ class Scheduler:
             return
         slots = self._slots[event.head]
         slot = slots.take(key)
+        if slot is None and slots.soon:
+            actions.append(Refuse(key, RefuseReason.MEMORY, RETRY_STEP_S))
+            return
         if slot is None:
             victim = slots.least_recently_used(lambda other: self._sessions[other].idle)
             if victim is None:
@@ -179,6 +181,8 @@ class Scheduler:
         self._arrivals += 1
         session.beams = 0  # a tree that still grows is for an older prefix
         session.blocks.append(_Block(event.rows, event.wants_tree, self._arrivals))
+        if not session.running:
+            self._ready[event.key] = session
         self._queue(session.device, event.rows)
         session.device.share.enter(self._virtual_time)
 
@@ -204,18 +208,25 @@ class Scheduler:
         if self._step is None:
             raise LocalProtocolError("a step ended that was not running")
         ended, self._step = self._step, None
-        growing, failed = event.growing, event.failed
-        for session in ended:
+        if len(event.beams) != len(ended):
+            raise LocalProtocolError(f"a step of {len(ended)} turns ended with {len(event.beams)}")
+        for session, beams in zip(ended, event.beams, strict=True):
             session.running = False
-            superseded = any(block.wants_tree for block in session.blocks)
-            session.beams = 0 if superseded else growing.get(session.key, 0)
-            if session.key in failed:
+            if session.slot is not None:
+                self._slots[session.head].release(session.slot)
+                continue  # it left meanwhile
+            # What came in meanwhile is for a newer prefix than the tree.
+            session.beams = 0 if session.blocks else beams
+            if session.key in event.failed:
                 self._clear(session)
         if self._serving is not None and not self._unfinished(self._serving):
             self._serving = None
         for session in ended:
-            device = session.device
-            device.share.backlogged = any(not each.idle for each in device.sessions.values())
+            if session.idle:
+                device = session.device
+                device.share.backlogged = any(not each.idle for each in device.sessions.values())
+            elif session.slot is None:
+                self._ready[session.key] = session
 
     def _expire(self, now: float, actions: list[Action]) -> None:
         for session in list(self._sessions.values()):
@@ -227,7 +238,12 @@ class Scheduler:
         session = self._sessions.pop(key, None)
         if session is None:
             return
-        self._slots[session.head].give(key)
+        slots = self._slots[session.head]
+        slot = slots.give(key)
+        if session.running:
+            session.slot = slot  # the step under way still writes to it
+        else:
+            slots.release(slot)
         self._clear(session)
         device = session.device
         del device.sessions[key]
@@ -240,6 +256,7 @@ class Scheduler:
     def _clear(self, session: _Session) -> None:
         """Drop what the session has queued."""
         self._queue(session.device, -session.queued_rows)
+        self._ready.pop(session.key, None)
         session.blocks.clear()
         session.beams = 0
 
@@ -255,9 +272,10 @@ class Scheduler:
             raise LocalProtocolError("the engine cannot be free while a step runs")
         chosen = self._serial_choice() if self._policy is Policy.SERIAL else self._batched_choice()
         if chosen:
+            backlogged = list(self._ready.values())
             turns = tuple([self._take(session) for session in chosen])
             self._step = chosen
-            lowest = min(device.share.counter for device in self._devices.values() if device.share.backlogged)
+            lowest = min([session.device.share.counter for session in backlogged])
             self._virtual_time = max(self._virtual_time, lowest)
             actions.append(RunStep(turns))
         elif self._draining and not self._drained:
@@ -265,12 +283,15 @@ class Scheduler:
             actions.append(Drained())
 
     def _batched_choice(self) -> list[_Session]:
+        limits, chunk_rows = self._limits, self._limits.chunk_rows
         rounds: list[_Session] = []
         prompts: list[_Session] = []
-        for session in self._sessions.values():
-            if session.ready:
-                (rounds if self._is_round(session) else prompts).append(session)
-        limits = self._limits
+        for session in self._ready.values():
+            if session.beams:
+                rounds.append(session)
+            else:
+                block = session.blocks[0]
+                (rounds if block.wants_tree and block.rows <= chunk_rows else prompts).append(session)
         if not prompts:
             return self._fitting(rounds, limits.step_rows)
         chosen = self._fitting(rounds, limits.step_rows - limits.chunk_rows)
@@ -303,10 +324,9 @@ class Scheduler:
 
     def _serial_choice(self) -> list[_Session]:
         if self._serving is None:
-            ready = [session for session in self._sessions.values() if session.ready]
-            if not ready:
+            if not self._ready:
                 return []
-            self._serving = min(ready, key=_arrival).key
+            self._serving = min(self._ready.values(), key=_arrival).key
         return [self._sessions[self._serving]]
 
     def _next_rows(self, session: _Session) -> int:
@@ -318,6 +338,7 @@ class Scheduler:
         """The session's next turn, charged to its device."""
         rows = self._next_rows(session)
         session.running = True
+        del self._ready[session.key]
         session.device.share.counter += turn_cost(rows)
         if session.beams:
             session.beams = 0
@@ -330,11 +351,6 @@ class Scheduler:
         session.blocks.popleft()
         session.tree_arrival = block.arrival
         return Turn(session.key, Phase.EXTEND, rows, starts_tree=block.wants_tree, ends_block=True)
-
-    def _is_round(self, session: _Session) -> bool:
-        return session.beams > 0 or (
-            session.blocks[0].wants_tree and session.blocks[0].rows <= self._limits.chunk_rows
-        )
 
     def _unfinished(self, key: SessionKey) -> bool:
         """Serial: the session's prompt or tree is not done yet."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from starsd_edge.protocol.session_table import SessionKey
 
@@ -131,10 +131,10 @@ class EngineFree:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """`growing`: beams that each session with an unfinished tree wants to run next. `failed`: sessions
-    whose rows were refused; what else they have queued is dropped."""
+    """`beams`: for each turn of the step, in order, the rows of its tree's next level; 0 when none grows.
+    `failed`: sessions whose rows were refused; what else they have queued is dropped."""
 
-    growing: dict[SessionKey, int] = field(default_factory=dict)
+    beams: tuple[int, ...]
     failed: frozenset[SessionKey] = frozenset()
 
 
@@ -154,8 +154,7 @@ Event: TypeAlias = Open | Arrive | Close | EngineFree | StepEnded | Tick | Drain
 # -------------------------------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One session's part in a step. `ends_block`: these are the last rows of what arrived together, and a
     tree starts on them if one is wanted."""
 

@@ -1,14 +1,13 @@
 """All sessions of the service: messages in, replies out, and what the scheduler and the engine make of them.
 
-No socket and no clock: `receive`, `run_step` and `tick` take values and fill `outbox`. The worker is the loop
-around it; a simulator can be another.
+No socket and no clock: `receive`, `begin`, `finish`, `answer` and `tick` take values and fill `outbox`. The
+worker is the loop around it; a simulator can be another.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +19,6 @@ from starsd_edge.protocol.messages import BusyReason, ErrorCode, Hints, Message
 from starsd_edge.protocol.server_connection import (
     Closed,
     Greeted,
-    HeadOffer,
     Opened,
     Pinged,
     Reply,
@@ -31,15 +29,13 @@ from starsd_edge.protocol.server_connection import (
     Violated,
 )
 from starsd_edge.protocol.session_table import SessionKey, SessionTable
-from starsd_edge.protocol.telemetry import SessionState
-from starsd_edge.types import Float64Array
 from starsd_server.engine import (
+    NO_TREE,
     Advanced,
     Extend,
     Grow,
     Outcome,
     Refused,
-    SessionRows,
     StepEngine,
     TreeReady,
     WorkItem,
@@ -67,9 +63,10 @@ from starsd_server.scheduling import (
     Tick,
     Turn,
 )
+from starsd_server.session import Block, Flight, OutgoingReply, Part, Session
 from starsd_server.telemetry import Recorder, SessionFacts
 
-__all__ = ["OutgoingReply", "Session", "Sessions", "TreeShape"]
+__all__ = ["Sessions", "TreeShape"]
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""
@@ -78,6 +75,8 @@ BUSY_REASONS = {
     RefuseReason.SESSIONS: BusyReason.SESSIONS,
     RefuseReason.MEMORY: BusyReason.MEMORY,
     RefuseReason.RATE: BusyReason.RATE,
+    RefuseReason.QUEUE: BusyReason.RATE,
+    RefuseReason.LOAD: BusyReason.OTHER,
     RefuseReason.DRAINING: BusyReason.DRAINING,
 }
 MAX_SEATS = 1024  # sessions that may be known at once; those without a slot cost a few kilobytes each
@@ -94,38 +93,6 @@ class TreeShape:
         """For a tree of `max_nodes`, root included: wide enough to fill it, deep enough to be a chain."""
         top_k = min(self.top_k, max(4, max_nodes // 3), max_nodes - 1)
         return GrowthLimits(max_nodes, top_k, min(self.steps, max_nodes - 2), costs)
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingReply:
-    route: bytes
-    frames: Frames
-
-
-@dataclass(slots=True)
-class Block:
-    """Rows that arrived in one message, and how many of them the head has seen."""
-
-    rows: RowsArrived
-    arrived_s: float
-    done: int = 0
-    started_s: float | None = None
-
-
-@dataclass(slots=True)
-class Session:
-    """One session of one device, as the service holds it."""
-
-    key: SessionKey
-    connection: ServerConnection
-    head: HeadOffer
-    route: bytes
-    verify_s: Float64Array | None  # [max_nodes] seconds of its device's forwards; None: not told
-    opened_s: float
-    rows: SessionRows | None = None  # None: no slot
-    root: int = 0  # the newest committed token
-    blocks: deque[Block] = field(default_factory=deque)
-    drafting: Block | None = None  # whose tree is being grown
 
 
 class Sessions:
@@ -148,22 +115,15 @@ class Sessions:
         self._shape = shape or TreeShape()
         self._sessions: dict[SessionKey, Session] = {}
         self.recorder = recorder or Recorder(offer, limits, policy)
+        self._flight: Flight | None = None
         self._last_step_s = 0.0  # when the newest step ended
+        self._ended: list[tuple[Flight, list[Outcome], float]] = []  # to be answered, and when they ended
         self.outbox: list[OutgoingReply] = []
         self.drained = False
 
     def facts(self) -> list[SessionFacts]:
         """Where every session stands, for a snapshot."""
-        return [
-            SessionFacts(
-                session.key,
-                session.head.name,
-                _state(session),
-                session.connection.held_len,
-                _kv_rows(session),
-            )
-            for session in self._sessions.values()
-        ]
+        return [session.facts() for session in self._sessions.values()]
 
     @property
     def waiting(self) -> bool:
@@ -220,45 +180,71 @@ class Sessions:
             self._drop(key)
 
     def step(self, clock: Clock) -> bool:
-        """Run one engine step if anyone is ready, and answer what it finished; False when nobody is.
+        """`begin`, `finish` and `answer` at once; whether there was a step to run."""
+        begun = self.begin(clock)
+        self.finish(clock)
+        self.answer()
+        return begun
+
+    def begin(self, clock: Clock) -> bool:
+        """Launch a step if anyone is ready and none is under way; whether one was launched.
 
         Call it when everything that came in has been received: all of it takes part. `clock` gives monotonic
         seconds."""
-        turns: tuple[Turn, ...] = ()
+        if self._flight is not None:
+            return False
         for action in self._scheduler.handle(EngineFree()):
             if isinstance(action, RunStep):
-                turns = action.turns
+                self._launch(action.turns, clock())
             else:
                 self._act(action)
-        if turns:
-            self._run_step(turns, clock)
-        return bool(turns)
+        return self._flight is not None
 
-    def _run_step(self, turns: tuple[Turn, ...], clock: Clock) -> None:
-        started_s = clock()
-        waited_s = started_s - max(self._last_step_s, min(self._ready_s(turn) for turn in turns))
-        outcomes = self._run(turns, started_s)
-        ended_s = self._last_step_s = clock()
-        self.recorder.stepped(turns, waited_s, ended_s - started_s)
-        growing: dict[SessionKey, int] = {}
-        failed: set[SessionKey] = set()
-        for turn, outcome in zip(turns, outcomes, strict=True):
-            session = self._sessions[turn.key]
+    def left_s(self) -> float:
+        """Seconds until the step under way is done; not above zero when it is, or when there is none.
+
+        Messages may be received meanwhile: sessions that close or start anew are taken out of the step."""
+        if self._flight is None:
+            return 0.0
+        return max(self._engines[head].left_s() for head in self._flight.places)
+
+    def finish(self, clock: Clock) -> None:
+        """Wait for the step under way, if there is one, so that the next can begin; `answer` is for later."""
+        flight, late_s = self._flight, max(0.0, -self.left_s())
+        if flight is None:
+            return
+        self._flight = None
+        outcomes: list[Outcome] = [Advanced()] * len(flight.parts)
+        for head, places in flight.places.items():
+            for place, outcome in zip(places, self._engines[head].collect(), strict=True):
+                outcomes[place] = outcome
+        ended_s = self._last_step_s = clock() - late_s
+        beams: list[int] = []
+        refused: list[tuple[Part, Refused]] = []
+        for part, outcome in zip(flight.parts, outcomes, strict=True):
+            going_on = part.block is not None and part.block is part.session.drafting  # else overtaken
+            beams.append(outcome.beams if isinstance(outcome, Advanced) and going_on else 0)
             if isinstance(outcome, Refused):
-                failed.add(turn.key)
-                continue
-            if turn.ends_block and not turn.starts_tree:
-                self._block_done(session, ended_s)
-            elif turn.starts_tree:
-                session.drafting = session.blocks.popleft()
-            if isinstance(outcome, TreeReady):
-                self._tree_done(session, outcome, ended_s)
-            elif isinstance(outcome, Advanced) and outcome.beams:
-                growing[turn.key] = outcome.beams
-        self._schedule(StepEnded(growing, frozenset(failed)), ended_s)
-        for turn, outcome in zip(turns, outcomes, strict=True):
-            if isinstance(outcome, Refused):
-                self._refused(self._sessions[turn.key], outcome)
+                refused.append((part, outcome))
+        failed = frozenset([part.turn.key for part, _ in refused])
+        self._scheduler.handle(StepEnded(tuple(beams), failed))
+        for part, refusal in refused:
+            if self._still(part):
+                self._refused(part.session, refusal)
+        self._ended.append((flight, outcomes, ended_s))
+
+    def answer(self) -> None:
+        """Count the steps that have ended and answer what they have done. While the next one runs is the best
+        time."""
+        ended, self._ended = self._ended, []
+        for flight, outcomes, ended_s in ended:
+            turns = [part.turn for part in flight.parts]
+            self.recorder.stepped(turns, flight.waited_s, ended_s - flight.started_s)
+            for part, outcome in zip(flight.parts, outcomes, strict=True):
+                if isinstance(outcome, TreeReady) and self._still(part):
+                    self._tree_done(part.session, part.block, outcome, ended_s)
+                elif part.turn.ends_block and not part.turn.starts_tree and self._still(part):
+                    self._block_done(part.session, part.block, ended_s)
 
     # --------------------------------------------------------------------------------- what came in
 
@@ -320,44 +306,60 @@ class Sessions:
             case Evict(key, reason):
                 session = self._sessions[key]
                 session.connection.evicted()
-                self._forget_rows(session)
+                session.forget_rows()
                 self.recorder.evicted(key, reason)
             case Drained():
                 self.drained = True
 
     # ------------------------------------------------------------------------------------- the step
 
-    def _ready_s(self, turn: Turn) -> float:
-        """Since when the turn could have run."""
-        block = self._sessions[turn.key].blocks[0] if turn.phase is Phase.EXTEND else None
-        return block.arrived_s if block is not None and block.started_s is None else self._last_step_s
-
-    def _run(self, turns: tuple[Turn, ...], started_s: float) -> list[Outcome]:
-        """One engine step per head; outcomes in the order of `turns`."""
+    def _launch(self, turns: tuple[Turn, ...], started_s: float) -> None:
+        """One engine step per head."""
+        ready_s = started_s
+        parts: list[Part] = []
         items: dict[str, list[WorkItem]] = {}
         places: dict[str, list[int]] = {}
         for place, turn in enumerate(turns):
             session = self._sessions[turn.key]
-            items.setdefault(session.head.name, []).append(self._item(session, turn, started_s))
-            places.setdefault(session.head.name, []).append(place)
-        outcomes: list[Outcome] = [Advanced()] * len(turns)
+            ready_s = min(ready_s, self._ready_s(session, turn))
+            part, item = self._part(session, turn, started_s)
+            parts.append(part)
+            head = session.head.name
+            if head not in items:
+                items[head], places[head] = [], []
+            items[head].append(item)
+            places[head].append(place)
+        self._flight = Flight(parts, places, started_s, started_s - max(self._last_step_s, ready_s))
         for head, work in items.items():
-            for place, outcome in zip(places[head], self._engines[head].step(work), strict=True):
-                outcomes[place] = outcome
-        return outcomes
+            self._engines[head].launch(work)
 
-    def _item(self, session: Session, turn: Turn, started_s: float) -> WorkItem:
+    def _ready_s(self, session: Session, turn: Turn) -> float:
+        """Since when the turn could have run."""
+        if turn.phase is Phase.GROW or session.blocks[0].started_s is not None:
+            return self._last_step_s
+        return session.blocks[0].arrived_s
+
+    def _part(self, session: Session, turn: Turn, started_s: float) -> tuple[Part, WorkItem]:
         assert session.rows is not None
         if turn.phase is Phase.GROW:
-            return Grow(session.rows)
+            return Part(turn, session, session.rows, session.drafting), Grow(session.rows)
         block = session.blocks[0]
         if block.started_s is None:
             block.started_s = started_s
         rows = slice(block.done, block.done + turn.rows)
         start = block.rows.start + block.done
         block.done += turn.rows
+        if turn.ends_block:
+            session.blocks.popleft()
+        if turn.starts_tree:
+            session.drafting = block
         limits = self._tree_limits(session, block.rows.hints) if turn.starts_tree else None
-        return Extend(session.rows, block.rows.tokens[rows], block.rows.features[rows], start, limits)
+        item = Extend(session.rows, block.rows.tokens[rows], block.rows.features[rows], start, limits)
+        return Part(turn, session, session.rows, block), item
+
+    def _still(self, part: Part) -> bool:
+        """Whether the session has neither ended nor begun anew since the step was launched."""
+        return self._sessions.get(part.turn.key) is part.session and part.session.rows is part.rows
 
     def _tree_limits(self, session: Session, hints: Hints | None) -> GrowthLimits:
         assert hints is not None
@@ -366,9 +368,9 @@ class Sessions:
             costs = VerifyCosts(session.verify_s[: hints.max_nodes], hints.wait_us / 1e6)
         return self._shape.limits(hints.max_nodes, costs)
 
-    def _block_done(self, session: Session, now_s: float) -> None:
+    def _block_done(self, session: Session, block: Block | None, now_s: float) -> None:
         """The last rows of a message are in, and no tree grows on them."""
-        block = session.blocks.popleft()
+        assert block is not None
         if len(block.rows.tokens):
             session.root = int(block.rows.tokens[-1])
         if not session.connection.wants(block.rows.round_id):
@@ -376,19 +378,19 @@ class Sessions:
         if block.rows.hints is None:
             self._send(session, session.connection.send_ack(block.rows.round_id))
         else:
-            session.drafting = block  # a tree of one node was wanted
-            self._tree_done(session, TreeReady(NO_TOKENS, NO_TOKENS, np.empty(0, np.float32)), now_s)
+            self._tree_done(session, block, NO_TREE, now_s)  # a tree of one node was wanted
 
-    def _tree_done(self, session: Session, ready: TreeReady, now_s: float) -> None:
-        block, session.drafting = session.drafting, None
+    def _tree_done(self, session: Session, block: Block | None, ready: TreeReady, now_s: float) -> None:
+        if session.drafting is block:
+            session.drafting = None
+        if block is not None and len(block.rows.tokens):
+            session.root = int(block.rows.tokens[-1])
         if block is None or not session.connection.wants(block.rows.round_id):
             self.recorder.overtaken(session.key)
             return
-        if len(block.rows.tokens):
-            session.root = int(block.rows.tokens[-1])
         tree = DraftTree(
             np.concatenate([np.array([session.root], np.int32), ready.tokens]),
-            np.concatenate([np.array([NO_PARENT], np.int32), ready.parents]),
+            np.concatenate([ROOT_PARENT, ready.parents]),
             block.rows.base_len,
         )
         started_s = now_s if block.started_s is None else block.started_s
@@ -431,26 +433,7 @@ class Sessions:
         if session.rows is not None:
             for action in self._scheduler.handle(Close(session.key)):
                 self._act(action)
-            self._forget_rows(session)
-
-    def _forget_rows(self, session: Session) -> None:
-        session.rows = session.drafting = None
-        session.blocks.clear()
+            session.forget_rows()
 
 
-def _kv_rows(session: Session) -> int:
-    return session.rows.committed if session.rows is not None else 0
-
-
-def _state(session: Session) -> SessionState:
-    if session.rows is None:
-        return SessionState.EVICTED
-    if session.drafting is not None:
-        return SessionState.DRAFTING
-    if session.blocks:
-        wants_tree = session.blocks[-1].rows.hints is not None
-        return SessionState.QUEUED if wants_tree else SessionState.PREFILLING
-    return SessionState.VERIFYING if session.rows.committed else SessionState.IDLE
-
-
-NO_TOKENS = np.empty(0, np.int32)
+ROOT_PARENT = np.array([NO_PARENT], np.int32)

@@ -20,6 +20,7 @@ class Slots(Generic[K]):
         self.count = count
         self._free = list(range(count - 1, -1, -1))  # the lowest is taken first: memory is touched late
         self._held: OrderedDict[K, int] = OrderedDict()
+        self._leaving: set[int] = set()
 
     def __contains__(self, key: K) -> bool:
         return key in self._held
@@ -40,10 +41,20 @@ class Slots(Generic[K]):
         self._held.move_to_end(key)
 
     def give(self, key: K) -> int:
-        """Take the slot back from `key`."""
+        """Take the slot from `key`; nobody gets it before `release`."""
         slot = self._held.pop(key)
-        self._free.append(slot)
+        self._leaving.add(slot)
         return slot
+
+    def release(self, slot: int) -> None:
+        """Nothing writes to the slot any more: it is free."""
+        self._leaving.remove(slot)
+        self._free.append(slot)
+
+    @property
+    def soon(self) -> bool:
+        """Whether a slot will be free once the step under way has ended."""
+        return bool(self._leaving)
 
     def least_recently_used(self, may_go: Callable[[K], bool]) -> K | None:
         """The key unused for longest among those that may lose their slot."""

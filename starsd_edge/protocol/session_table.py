@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starsd_edge.protocol.codec import encode
 from starsd_edge.protocol.messages import Busy, BusyReason, Head, Hello, Message
@@ -19,9 +20,8 @@ __all__ = ["SessionKey", "SessionTable"]
 SESSIONS_RETRY_MS = 5_000  # long enough for a lease to run out meanwhile, short enough for a user
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKey:
-    """A session's name at the service."""
+class SessionKey(NamedTuple):
+    """A session's name at the service. Looked up many times a round: a tuple's hash is quick."""
 
     device: str
     session: int

@@ -54,7 +54,8 @@ def tree_at(
     item: WorkItem = Extend(session, tokens, features, 0, LIMITS)
     beams = []
     while True:
-        (outcome,) = engine.step([item])
+        engine.launch([item])
+        (outcome,) = engine.collect()
         if isinstance(outcome, TreeReady):
             return outcome, beams
         assert isinstance(outcome, Advanced)

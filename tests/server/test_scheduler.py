@@ -83,20 +83,21 @@ class Desk:
 
     def end_step(self, failed: frozenset[SessionKey] = frozenset()) -> list[Action]:
         assert self.step is not None
-        growing = {}
+        beams = []
         for turn in self.step:
             self.served_rows[turn.key.device] = self.served_rows.get(turn.key.device, 0) + turn.rows
             if turn.starts_tree:
                 self._left[turn.key] = self._levels
+            beams.append(0)
             if turn.starts_tree or turn.phase is Phase.GROW:
                 self._left[turn.key] = self._left.get(turn.key, 1) - 1
                 if self._left[turn.key] > 0:
-                    growing[turn.key] = 4
+                    beams[-1] = 4
                 elif turn.key in self.open_keys:
                     self.trees.append(turn.key)
         self.step = None
         self.steps += 1
-        return self.send(StepEnded(growing, failed))
+        return self.send(StepEnded(tuple(beams), failed))
 
     def open(self, *keys: SessionKey) -> None:
         for k in keys:
@@ -353,7 +354,7 @@ def test_events_that_cannot_happen_are_our_own_bugs() -> None:
     with pytest.raises(LocalProtocolError, match="not open"):
         desk.round(key("nobody"))
     with pytest.raises(LocalProtocolError, match="not running"):
-        desk.scheduler.handle(StepEnded())
+        desk.scheduler.handle(StepEnded(()))
     desk.open(key("d"))
     with pytest.raises(LocalProtocolError, match="open already"):
         desk.send(Open(key("d"), "head", 0.0))

@@ -29,7 +29,7 @@ from starsd_server.engine import (
 
 __all__ = ["EmulatedEngine", "EngineProfile", "engine_profile_names", "load_engine_profile"]
 
-SPIN_S = 0.0005  # the end of a wait is spun: sleeping is only good to a fraction of a millisecond
+SPIN_S = 0.0001  # the end of a wait is spun: sleeping is only good to a tenth of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +94,37 @@ class EmulatedEngine:
         trees: RecordedTrees,
         slots: int,
         max_len: int,
-        spend: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait_until: Callable[[float], None] | None = None,
     ) -> None:
-        """`spend` lets the seconds of a step pass: by waiting, unless the clock is a virtual one."""
+        """`wait_until` lets time pass until `clock` says so; both are told where time is a virtual one."""
         self._profile, self._trees, self._max_len = profile, trees, max_len
-        self._spend = spend or wait
+        self._clock, self._wait_until = clock, wait_until or wait_until_s
         self._contexts = [_Context() for _ in range(slots)]
+        self._outcomes: list[Outcome] = []
+        self._done_s = 0.0  # when the step under way is
 
     def reset(self, slot: int) -> SessionRows:
         self._contexts[slot] = _Context()
         return SessionRows(slot)
 
-    def step(self, items: list[WorkItem]) -> list[Outcome]:
-        """The recorded outcomes, after the time the profile takes for them."""
+    def launch(self, items: list[WorkItem]) -> None:
+        """The accelerator is busy from now on, for the time that the profile takes for these rows."""
+        started_s = self._clock()
         rows = sum(self._rows(item) for item in items)
         kv_rows = sum(item.session.committed for item in items)
-        self._spend(self._profile.step_s(rows, kv_rows))
-        return [self._extend(item) if isinstance(item, Extend) else self._grow(item) for item in items]
+        self._done_s = started_s + self._profile.step_s(rows, kv_rows)
+        self._outcomes = [
+            self._extend(item) if isinstance(item, Extend) else self._grow(item) for item in items
+        ]
+
+    def left_s(self) -> float:
+        return self._done_s - self._clock()
+
+    def collect(self) -> list[Outcome]:
+        """The recorded outcomes."""
+        self._wait_until(self._done_s)
+        return self._outcomes
 
     def _rows(self, item: WorkItem) -> int:
         if isinstance(item, Extend):
@@ -144,9 +158,9 @@ class EmulatedEngine:
         return context.tree.tree
 
 
-def wait(seconds: float) -> None:
+def wait_until_s(until_s: float) -> None:
     """Let real time pass."""
-    until_s = time.monotonic() + seconds
+    seconds = until_s - time.monotonic()
     if seconds > SPIN_S:
         time.sleep(seconds - SPIN_S)
     while time.monotonic() < until_s:

@@ -2,13 +2,16 @@
 
 Scheduler, sessions, protocol and messages are the real ones, in one process. The clock moves by what steps,
 verifications and the line are said to take, and by the processor time that handling messages and scheduling
-really used, times `host_factor`. So a busy machine cannot spoil a row, and 64 devices need no 64 threads.
+really used, times `host_factor`; the host works on while a step is under way, as an accelerator lets it. So a
+busy machine cannot spoil a row, and 64 devices need no 64 threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from starsd_edge.errors import UsageError
@@ -27,26 +30,46 @@ __all__ = ["measure_virtually"]
 
 
 class VirtualClock:
-    """Seconds that pass only when told."""
+    """Seconds that pass only when told, and while the host works as it really does, times `host_factor`."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, host_factor: float) -> None:
+        self._now_s, self._factor = 0.0, host_factor
+        self._working_since: float | None = None  # processor time
 
     def __call__(self) -> float:
-        return self.now_s
+        if self._working_since is None:
+            return self._now_s
+        return self._now_s + (time.process_time() - self._working_since) * self._factor
 
-    def spend(self, seconds: float) -> None:
-        self.now_s += seconds
+    @contextlib.contextmanager
+    def host_works(self) -> Iterator[None]:
+        """What happens in it takes time."""
+        self._working_since = time.process_time()
+        yield
+        now_s = self()
+        self._now_s, self._working_since = now_s, None
+
+    @contextlib.contextmanager
+    def set_back(self, then_s: float) -> Iterator[None]:
+        """What happens in it happened at `then_s`."""
+        now_s, self._now_s = self._now_s, then_s
+        yield
+        self._now_s = now_s
+
+    def wait_until(self, until_s: float) -> None:
+        self._now_s += max(0.0, until_s - self())
 
 
 class VirtualService:
     """The worker's loop around Sessions, without its socket."""
 
-    def __init__(self, plan: BenchPlan, scheduler: str, clock: VirtualClock, host_factor: float) -> None:
+    def __init__(self, plan: BenchPlan, scheduler: str, clock: VirtualClock) -> None:
         config = plan.config
         profile = load_engine_profile(config.engine)
         trees = RecordedTrees.load(Path(config.trees))
-        engine = EmulatedEngine(profile, trees, config.limits.max_sessions, config.max_len, clock.spend)
+        engine = EmulatedEngine(
+            profile, trees, config.limits.max_sessions, config.max_len, clock, clock.wait_until
+        )
         offer = HeadOffer("emulated", plan.fleet.identity, config.max_len, config.max_nodes)
         service = ServiceOffer("virtual", config.software, 1, (offer,))
         self.sessions = Sessions(
@@ -56,9 +79,9 @@ class VirtualService:
             Policy(scheduler),
             TreeShape(config.top_k, config.max_steps),
         )
-        self._clock, self._factor = clock, host_factor
+        self._clock = clock
         self._players = Players(plan.fleet, clock)
-        self._inbox: list[tuple[float, int, Frames]] = []
+        self._inbox: deque[tuple[float, int, Frames]] = deque()
 
     @property
     def players(self) -> Players:
@@ -72,50 +95,62 @@ class VirtualService:
 
     def run(self, until_s: float) -> None:
         """Let devices and service go on until the clock says so."""
-        while self._clock.now_s < until_s:
+        clock, sessions = self._clock, self.sessions
+        while clock() < until_s:
             self._run_timers()
-            before = time.process_time()
-            inbox, self._inbox = self._inbox, []
-            for arrived_s, number, frames in inbox:
-                self.sessions.receive(f"device-{number}", str(number).encode(), decode(frames), arrived_s)
-            spent_before = self._clock.now_s
-            stepped = self.sessions.step(self._clock)
-            used_s = time.process_time() - before
-            replies, self.sessions.outbox = self.sessions.outbox, []
-            if stepped or inbox:
-                # What the host did delays the replies and whatever comes next.
-                self._clock.spend(used_s * self._factor)
-            for reply in replies:
-                self._players.arrived(int(reply.route), reply.frames)
-            if not stepped and self._clock.now_s == spent_before and not self._inbox:
-                self._clock.now_s = min(until_s, max(self._clock.now_s, self._players.timers.next_s))
+            with clock.host_works():
+                while self._inbox:
+                    self._receive()
+                begun = sessions.begin(clock)
+                sessions.answer()
+            self._reply()
+            while (left_s := sessions.left_s()) > 0:
+                if self._inbox:
+                    with clock.host_works():
+                        self._receive()
+                    self._reply()
+                else:
+                    clock.wait_until(min(clock() + left_s, self._players.timers.next_s))
+                self._run_timers()
+            with clock.host_works():
+                sessions.finish(clock)
+            if not begun and not self._inbox:
+                clock.wait_until(min(until_s, self._players.timers.next_s))
+
+    def _receive(self) -> None:
+        arrived_s, number, frames = self._inbox.popleft()
+        self.sessions.receive(f"device-{number}", str(number).encode(), decode(frames), arrived_s)
+
+    def _reply(self) -> None:
+        replies, self.sessions.outbox = self.sessions.outbox, []
+        for reply in replies:
+            self._players.arrived(int(reply.route), reply.frames)
 
     def _run_timers(self) -> None:
-        """Each at its own time, though a step may have gone on beyond it: a message that came in while a step
-        ran has waited since then."""
-        now_s = self._clock.now_s
+        """What the devices do, each at its own time, though the host may have worked on beyond it: a message
+        has waited since it came in."""
+        now_s = self._clock()
         while self._players.timers.next_s <= now_s:
-            self._clock.now_s = self._players.timers.next_s
-            self._players.timers.run(self._clock.now_s)
-        self._clock.now_s = now_s
+            with self._clock.set_back(self._players.timers.next_s):
+                self._players.timers.run(self._clock())
 
     def _line(self, number: int) -> Callable[[Frames], None]:
-        return lambda frames: self._inbox.append((self._clock.now_s, number, frames))
+        return lambda frames: self._inbox.append((self._clock(), number, frames))
 
 
 def measure_virtually(plan: BenchPlan, scheduler: str, targets: int, host_factor: float = 1.0) -> BenchRow:
     """One row of the benchmark. Raises UsageError for the real engine, which takes real time."""
     if plan.config.engine == REAL_ENGINE:
         raise UsageError("virtual time needs an emulated engine: --engine rtx-4090")
-    clock = VirtualClock()
-    service = VirtualService(plan, scheduler, clock, host_factor)
+    clock = VirtualClock(host_factor)
+    service = VirtualService(plan, scheduler, clock)
     service.join(targets)
     service.run(plan.warm_up_s)
     players, recorder = service.players, service.sessions.recorder
     first, up, down = copy_of(recorder.engine), players.bytes_up, players.bytes_down
     players.rounds.clear()
-    started_s = clock.now_s
+    started_s = clock()
     service.run(started_s + plan.seconds)
-    seconds = clock.now_s - started_s
+    seconds = clock() - started_s
     bytes_each = (players.bytes_up - up, players.bytes_down - down)
     return row_of(plan, scheduler, targets, players.rounds, seconds, (first, recorder.engine), bytes_each)

@@ -13,7 +13,7 @@ from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
-from starsd_server.engine import Advanced, Extend, Outcome, SessionRows, TreeReady, WorkItem
+from starsd_server.engine import Advanced, Extend, Outcome, OwnThread, SessionRows, TreeReady, WorkItem
 from starsd_server.scheduling import Limits, Policy
 from starsd_server.sessions import Sessions
 from tests.e2e.simulator.target import FEATURE_SIZE, LOGITS, MAX_LEN, VOCAB_SIZE
@@ -45,7 +45,7 @@ class Kv:
         del self.slots.setdefault(slot, [])[rows:]
 
 
-class ListEngine:
+class ListEngine(OwnThread):
     """Takes the place of starsd_server.engine.Engine: same calls, no arithmetic.
 
     Row i of a slot pairs a feature (of a token and its position) with the token that follows. Rows that do

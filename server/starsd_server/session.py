@@ -1,0 +1,90 @@
+"""One session as the service holds it, and its part in a step."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from starsd_edge.protocol.codec import Frames
+from starsd_edge.protocol.server_connection import HeadOffer, RowsArrived, ServerConnection
+from starsd_edge.protocol.session_table import SessionKey
+from starsd_edge.protocol.telemetry import SessionState
+from starsd_edge.types import Float64Array
+from starsd_server.engine import SessionRows
+from starsd_server.scheduling import Turn
+from starsd_server.telemetry import SessionFacts
+
+__all__ = ["Block", "Flight", "OutgoingReply", "Part", "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingReply:
+    route: bytes
+    frames: Frames
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows that arrived in one message, and how many of them the head has seen."""
+
+    rows: RowsArrived
+    arrived_s: float
+    done: int = 0
+    started_s: float | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """One session of one device."""
+
+    key: SessionKey
+    connection: ServerConnection
+    head: HeadOffer
+    route: bytes
+    verify_s: Float64Array | None  # [max_nodes] seconds of its device's forwards; None: not told
+    opened_s: float
+    rows: SessionRows | None = None  # None: no slot
+    root: int = 0  # the newest committed token
+    blocks: deque[Block] = field(default_factory=deque)
+    drafting: Block | None = None  # whose tree is being grown
+
+    def facts(self) -> SessionFacts:
+        """Where it stands, for a snapshot."""
+        kv_rows = self.rows.committed if self.rows is not None else 0
+        return SessionFacts(self.key, self.head.name, self._state(), self.connection.held_len, kv_rows)
+
+    def forget_rows(self) -> None:
+        """It has no slot any more."""
+        self.rows = self.drafting = None
+        self.blocks.clear()
+
+    def _state(self) -> SessionState:
+        if self.rows is None:
+            return SessionState.EVICTED
+        if self.drafting is not None:
+            return SessionState.DRAFTING
+        if self.blocks:
+            wants_tree = self.blocks[-1].rows.hints is not None
+            return SessionState.QUEUED if wants_tree else SessionState.PREFILLING
+        return SessionState.VERIFYING if self.rows.committed else SessionState.IDLE
+
+
+class Part(NamedTuple):
+    """A session's part in a step. `block` is what its rows are of, or what its tree grows on; None for a tree
+    that was overtaken."""
+
+    turn: Turn
+    session: Session
+    rows: SessionRows
+    block: Block | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """The step under way: who takes part, and the places of each head's work among them."""
+
+    parts: list[Part]
+    places: dict[str, list[int]]
+    started_s: float
+    waited_s: float  # how long somebody waited for it while no step ran

@@ -1,0 +1,217 @@
+"""The service without sockets: what comes in while a step is under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from starsd_edge.protocol.codec import Frames, decode
+from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.messages import Busy, BusyReason, Draft, Hints, Message, PrefillAck, Welcome
+from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
+from starsd_server.emulate.edge import EdgeSide
+from starsd_server.engine import Engine
+from starsd_server.heads.head import HeadKind
+from starsd_server.rows import Precision, RowHead
+from starsd_server.scheduling import Limits, Policy
+from starsd_server.sessions import Sessions
+
+from .heads import HIDDEN, VOCAB, random_head
+
+MAX_LEN = 256
+
+
+def identity(name: str) -> Identity:
+    return Identity(
+        target=name,
+        target_hash=name,
+        vocab_size=VOCAB,
+        tokenizer_hash="1",
+        hidden_size=HIDDEN,
+        feature_size=HIDDEN,
+    )
+
+
+@dataclass
+class Room:
+    """Sessions over real engines, and edges that speak to them in the same process."""
+
+    limits: Limits = field(default_factory=Limits)
+    heads: tuple[str, ...] = ("toy",)
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        offers = tuple(HeadOffer(f"{name}-head", identity(name), MAX_LEN, 32) for name in self.heads)
+        engines = {
+            offer.name: Engine(
+                RowHead(random_head(HeadKind.EAGLE1, seed), Precision.FLOAT32),
+                self.limits.max_sessions,
+                MAX_LEN,
+            )
+            for seed, offer in enumerate(offers)
+        }
+        service = ServiceOffer("test", "0", 1, offers)
+        self.sessions = Sessions(service, dict(engines), self.limits, Policy.BATCHED)
+        self.edges: dict[bytes, EdgeSide] = {}
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def edge(self, device: str, target: str = "toy") -> EdgeSide:
+        route = device.encode()
+
+        def send(frames: Frames) -> None:
+            self.sessions.receive(device, route, decode(frames), self.now_s)
+
+        self.edges[route] = EdgeSide(send, identity(target), device, max_nodes=16)
+        self.edges[route].hello()
+        assert isinstance(self.heard(device)[0], Welcome)
+        return self.edges[route]
+
+    def heard(self, device: str) -> list[Message]:
+        """What the service has said to a device since it was asked last."""
+        route = device.encode()
+        own = [reply.frames for reply in self.sessions.outbox if reply.route == route]
+        self.sessions.outbox = [reply for reply in self.sessions.outbox if reply.route != route]
+        return [self.edges[route].take(frames) for frames in own]
+
+    def prompted(self, device: str, target: str = "toy", seed: int = 0) -> EdgeSide:
+        edge = self.edge(device, target)
+        edge.open(1)
+        edge.prefill(*rows(seed, 20))
+        self.settle()
+        assert [PrefillAck, PrefillAck] == [type(message) for message in self.heard(device)]
+        return edge
+
+    def settle(self) -> None:
+        while self.sessions.step(self.clock) or self.sessions.waiting:
+            pass
+
+
+def rows(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, VOCAB, n).astype(np.int32), rng.standard_normal((n, HIDDEN)).astype(np.float16)
+
+
+HINTS = Hints(max_nodes=16)
+
+
+def drafts(room: Room, device: str) -> list[tuple[list[int], list[int]]]:
+    messages = room.heard(device)
+    assert all(isinstance(message, Draft) for message in messages), messages
+    return [(m.tokens.tolist(), m.parents.tolist()) for m in messages if isinstance(m, Draft)]
+
+
+def test_a_slot_given_up_while_a_step_writes_to_it_is_nobodys_until_the_step_has_ended() -> None:
+    room = Room(Limits(max_sessions=1))
+    leaving = room.prompted("leaving")
+    coming = room.edge("coming")
+    leaving.update(*rows(1, 2), HINTS)
+    assert room.sessions.begin(room.clock)
+    leaving.leave()
+    coming.open(1)
+    (busy,) = room.heard("coming")
+    assert isinstance(busy, Busy)
+    assert BusyReason.MEMORY is busy.reason
+    assert busy.retry_after_ms <= 100
+    room.sessions.finish(room.clock)
+    room.sessions.answer()
+    assert [] == room.heard("leaving")
+    coming.open(1)
+    coming.prefill(*rows(0, 20))
+    coming.update(*rows(1, 2), HINTS)
+    room.settle()
+    *acks, draft = room.heard("coming")
+    assert [PrefillAck, PrefillAck] == [type(ack) for ack in acks]
+    other = Room(Limits(max_sessions=1))
+    other.prompted("alone").update(*rows(1, 2), HINTS)
+    other.settle()
+    assert isinstance(draft, Draft)
+    assert drafts(other, "alone") == [(draft.tokens.tolist(), draft.parents.tolist())]
+
+
+def test_a_context_begun_anew_while_a_step_runs_gets_nothing_of_the_old_one() -> None:
+    room = Room(Limits(max_sessions=2))
+    edge = room.prompted("d")
+    edge.update(*rows(1, 2), HINTS)
+    assert room.sessions.begin(room.clock)
+    edge.open(7)
+    room.settle()
+    assert [PrefillAck] == [type(message) for message in room.heard("d")]
+    edge.prefill(*rows(5, 30))
+    edge.update(*rows(6, 1), HINTS)
+    room.settle()
+    ack, draft = room.heard("d")
+    assert isinstance(ack, PrefillAck)
+    assert isinstance(draft, Draft)
+    assert 32 == draft.head.base_len
+
+
+def test_rows_that_come_in_while_a_tree_grows_overtake_it_and_miss_nothing() -> None:
+    """The tree of the older prefix is not sent; that of the newer one is that of a session left in peace."""
+    room = Room()
+    hasty, patient = (room.prompted(device) for device in ("hasty", "patient"))
+    hasty.update(*rows(1, 2), HINTS)
+    assert room.sessions.begin(room.clock)
+    hasty.update(*rows(2, 1), HINTS)
+    room.settle()
+    (only,) = drafts(room, "hasty")
+    patient.update(*rows(1, 2), HINTS)
+    room.settle()
+    patient.update(*rows(2, 1), HINTS)
+    room.settle()
+    _, last = drafts(room, "patient")
+    assert last == only
+
+
+def test_two_heads_draft_side_by_side_what_each_drafts_alone() -> None:
+    """A service of two targets: each session has its own head, slots and answers; one step serves both."""
+    alone = []
+    for target in ("small", "large"):
+        room = Room(heads=("small", "large"))
+        room.prompted("d", target, seed=3).update(*rows(4, 2), HINTS)
+        room.settle()
+        alone += drafts(room, "d")
+    room = Room(Limits(max_sessions=1), heads=("small", "large"))
+    edges = [room.prompted(f"on-{target}", target, seed=3) for target in ("small", "large")]
+    for edge in edges:
+        edge.update(*rows(4, 2), HINTS)
+    room.settle()
+    together = drafts(room, "on-small") + drafts(room, "on-large")
+    assert alone == together
+    assert together[0] != together[1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(device_queue_rows=30), BusyReason.RATE),
+        (Limits(queue_rows=30), BusyReason.OTHER),
+        (Limits(rows_per_s=10.0), BusyReason.OTHER),
+        (Limits(device_rows_per_s=10.0), BusyReason.RATE),
+    ],
+)
+def test_more_rows_than_a_limit_allows_are_refused_and_taken_later(
+    limits: Limits, reason: BusyReason
+) -> None:
+    """BUSY takes nothing; the same rows again, after the time it names, are served."""
+    room = Room(limits)
+    edge = room.edge("greedy")
+    edge.open(1)
+    edge.prefill(*rows(0, 25))
+    edge.prefill(*rows(1, 26))
+    _, busy = room.heard("greedy")
+    assert isinstance(busy, Busy)
+    assert reason is busy.reason
+    assert 26 == busy.head.base_len
+    room.settle()
+    room.heard("greedy")
+    room.now_s += busy.retry_after_ms / 1e3 + 0.001
+    edge.tokens = edge.tokens[:26]
+    edge.prefill(*rows(1, 26))
+    room.settle()
+    (ack,) = room.heard("greedy")
+    assert isinstance(ack, PrefillAck)
+    assert 52 == ack.head.base_len
