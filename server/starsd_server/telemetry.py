@@ -30,10 +30,10 @@ from starsd_edge.protocol.telemetry import (
     SessionState,
     Stage,
     Work,
-    added,
 )
 from starsd_server.ipc import DeviceLink, GatewayState
 from starsd_server.scheduling import EvictReason, Limits, Policy, Refuse, Turn
+from starsd_server.told import Told
 
 __all__ = ["Recorder", "SessionFacts", "copy_of", "hardware_name"]
 
@@ -65,7 +65,7 @@ class _DeviceRecord:
     heard_s: float
     work: Work = field(default_factory=Work)
     refusals: Counter[str] = field(default_factory=Counter)
-    report: EdgeReport | None = None
+    told: Told = field(default_factory=Told)
     software: str = ""
     dtype: str = ""
     greetings: int = 0
@@ -156,7 +156,7 @@ class Recorder:
             self._sessions[key].heard_s = max(self._sessions[key].heard_s, self._devices[key.device].heard_s)
 
     def reported(self, device: str, body: EdgeReport, now_s: float) -> None:
-        self._devices.setdefault(device, _DeviceRecord(now_s)).report = body
+        self._devices.setdefault(device, _DeviceRecord(now_s)).told.take(body)
 
     def refused(self, key: SessionKey, refusal: Refuse) -> None:
         reason = refusal.reason.value
@@ -223,8 +223,7 @@ class Recorder:
     def _device(
         self, name: str, record: _DeviceRecord, facts: list[SessionFacts], link: DeviceLink, now_s: float
     ) -> DeviceSnapshot:
-        report = record.report
-        told = {session.session: session for session in report.sessions} if report is not None else {}
+        told, report = record.told.sessions, record.told.newest
         record.work.bytes_up, record.work.bytes_down = link.bytes_up, link.bytes_down
         return DeviceSnapshot(
             device=name,
@@ -235,18 +234,18 @@ class Recorder:
             connected=now_s - record.heard_s < FRESH_S,
             quiet_s=now_s - record.heard_s,
             reason=record.complaint,
-            reconnects=max(0, report.reconnects if report is not None else record.greetings - 1),
+            reconnects=max(0, record.told.reconnects if report is not None else record.greetings - 1),
             jitter_s=report.jitter_s if report is not None else 0.0,
             refusals=dict(record.refusals),
             plain_tokens_per_s=report.plain_tokens_per_s if report is not None else None,
-            work=_device_work(record.work, report),
+            work=_device_work(record.work, record.told.work),
             sessions=[
                 self._session(fact, told.get(_name(fact.key)), now_s)
                 for fact in facts
                 if fact.key.device == name
             ],
-            board=report.board if report is not None else None,
-            energy=report.energy if report is not None else None,
+            board=record.told.board,
+            energy=record.told.energy,
         )
 
     def _session(self, fact: SessionFacts, told: EdgeSession | None, now_s: float) -> SessionSnapshot:
@@ -276,11 +275,9 @@ def hardware_name(threads: int) -> str:
     return f"{model}, {threads} thread{'s' if threads > 1 else ''}"[:80]
 
 
-def _device_work(seen: Work, report: EdgeReport | None) -> Work:
+def _device_work(seen: Work, told: Work | None) -> Work:
     """An edge knows of its rounds what never reaches the service: plain steps, late trees, fallbacks."""
-    if report is None or not report.sessions:
-        return seen
-    return _told_and_seen(added(session.work for session in report.sessions), seen)
+    return _told_and_seen(told, seen) if told is not None else seen
 
 
 def _told_and_seen(told: Work, seen: Work) -> Work:

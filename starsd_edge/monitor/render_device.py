@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from starsd_edge.latency import Histogram
@@ -64,10 +65,11 @@ def stage_table(view: DeviceView, width: int, *, ascii_only: bool) -> list[Text]
     whole = sum(medians.values())
     head = "  " + fit(STAGE_TITLES[0], 8) + "".join(right(title, 9) for title in STAGE_TITLES[1:])
     lines = [line(width, part(head, "dim"))]
+    bar_width = min(BAR_WIDTH, width - cell_len(head) - 2)
     for stage, histogram in histograms.items():
         share = medians[stage] / whole if whole else 0.0
         cells = "".join(right(text, 9) for text in stage_cells(histogram))
-        filled = bar(share, BAR_WIDTH, ascii_only=ascii_only) if histogram.count else ""
+        filled = bar(share, bar_width, ascii_only=ascii_only) if histogram.count else ""
         lines.append(line(width, part("  " + fit(stage.value, 8) + cells + "  "), part(filled, "cyan")))
     return lines
 

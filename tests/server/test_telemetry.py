@@ -1,8 +1,9 @@
 """What the service makes of its own counters and of what edges report."""
 
 from starsd_edge.latency import Histogram
-from starsd_edge.protocol.telemetry import EdgeReport, EdgeSession, Mode, Stage, Work, added
+from starsd_edge.protocol.telemetry import EdgeReport, EdgeSession, Energy, Mode, Stage, Work, added
 from starsd_server.telemetry import _device_work
+from starsd_server.told import MAX_PROGRAMS, Told
 
 
 def times(*seconds: float) -> Histogram:
@@ -21,9 +22,22 @@ SEEN = Work(
 )
 
 
+def told_by(*reports: EdgeReport) -> Told:
+    told = Told()
+    for report in reports:
+        told.take(report)
+    return told
+
+
+def report_of(boot: str, tokens: int, joules: float | None = None) -> EdgeReport:
+    energy = Energy(plain_j=joules, plain_tokens=tokens) if joules is not None else None
+    session = EdgeSession(f"session of {boot}", Mode.PLAIN, "why", Work(tokens=tokens))
+    return EdgeReport(boot, sessions=[session], energy=energy, reconnects=1)
+
+
 def test_without_a_report_a_device_is_what_the_service_saw() -> None:
-    assert _device_work(SEEN, None) == SEEN
-    assert _device_work(SEEN, EdgeReport("boot")) == SEEN
+    assert _device_work(SEEN, Told().work) == SEEN
+    assert _device_work(SEEN, told_by(EdgeReport("boot")).work) == SEEN
 
 
 def test_an_edge_counts_its_rounds_and_the_service_its_stages_and_bytes() -> None:
@@ -34,7 +48,7 @@ def test_an_edge_counts_its_rounds_and_the_service_its_stages_and_bytes() -> Non
     report = EdgeReport(
         "boot", sessions=[EdgeSession(str(n), Mode.DRAFTING, "", w) for n, w in enumerate(told)]
     )
-    work = _device_work(SEEN, report)
+    work = _device_work(SEEN, told_by(report).work)
     assert (work.num_drafts, work.tokens, work.plain_tokens, work.fallbacks) == (7, 20, 4, {"late": 1})
     assert (work.bytes_up, work.bytes_down) == (1000, 100)
     assert {stage: h.count for stage, h in work.stages.items()} == {
@@ -51,3 +65,27 @@ def test_sums_are_right_by_depth_and_leave_what_they_add_alone() -> None:
     assert (total.accepted_per_depth, total.tried_per_depth) == ([5, 3, 1], [6, 5, 2])
     assert (total.fallbacks, total.tree_nodes.count) == ({"a": 3, "b": 1}, 1)
     assert (one.accepted_per_depth, one.fallbacks) == ([3, 1], {"a": 1})
+
+
+def test_programs_of_one_device_are_added_up_and_a_newer_report_replaces_its_own() -> None:
+    """A chat and an endpoint on one device: the counters of neither jump when the other reports."""
+    told = told_by(
+        report_of("chat", 5), report_of("serve", 100, joules=30.0), report_of("chat", 9, joules=2.0)
+    )
+    assert told.work is not None
+    assert (told.work.tokens, told.reconnects) == (109, 2)
+    assert told.sessions.keys() == {"session of chat", "session of serve"}
+    assert told.energy == Energy(plain_j=32.0, plain_tokens=109)
+    assert told.newest is not None
+    assert told.newest.edge_boot == "chat"
+
+
+def test_counts_stay_when_a_program_is_no_longer_told_apart() -> None:
+    told = Told()
+    for number in range(3 * MAX_PROGRAMS):
+        told.take(report_of(f"boot {number}", 10, joules=1.0))
+        assert told.work is not None
+        assert told.work.tokens == 10 * (number + 1)
+        assert told.energy is not None
+        assert told.energy.plain_j == number + 1
+    assert len(told.sessions) == MAX_PROGRAMS
