@@ -14,6 +14,7 @@ BENCHES: dict[str, CommandEntry] = {
     "context": CommandEntry("starsd_edge.cli.bench_context", "Time to first token as a conversation grows."),
     "transfer": CommandEntry("starsd_deploy.bench.transfer", "Uploads to a device, beside OpenSSH."),
     "record": CommandEntry("starsd_edge.cli.bench_record", "Record traces for `policy` from a real service."),
+    "e2e": CommandEntry("starsd_edge.cli.bench_e2e", "Questions of a file with a running service; peers."),
     "policy": CommandEntry("starsd_edge.bench.policy_cli", "When to wait, how large a tree: 600 conditions."),
     "link": CommandEntry("starsd_edge.bench.link_cli", "What the link costs, against a bare encrypted echo."),
 }

@@ -79,7 +79,7 @@ def command(
     scenario = Scenario(
         devices=parse_devices(devices or ("agx-orin-int4=8",)),
         work=DraftWork(tokens, nodes, steps, rows, context, tokens * row_bytes),
-        step_s=measured_steps(step_ms, profile) if step_ms else profile.step_s,
+        step_s=measured_steps(step_ms, profile) if step_ms else profile_steps(profile),
         rtt_ms=rtt_ms,
         hosts=hosts,
         slots=max(1.0, kv_gib * GIB // (max_len * profile.kv_row_bytes)),
@@ -127,6 +127,10 @@ def parse_devices(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             raise UsageError(f"--device {text}: PROFILE=COUNT is wanted") from None
     return devices
+
+
+def profile_steps(profile: EngineProfile) -> StepSeconds:
+    return lambda rows, kv_rows: profile.step_s(round(rows), round(kv_rows))
 
 
 def measured_steps(text: str, profile: EngineProfile) -> StepSeconds:
