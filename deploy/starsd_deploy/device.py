@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from starsd_deploy.ssh import COMMAND_TIMEOUT_S, Completed, Connection
+from starsd_deploy.ssh import COMMAND_TIMEOUT_S, Completed, Connection, Running
 from starsd_edge.errors import DeployError
 
 __all__ = [
@@ -51,12 +53,28 @@ class DeviceShell:
             UnreachableError: the connection was lost.
         """
         done = self.connection.run(script(self.root, self.token, verb, *arguments), timeout_s=timeout_s)
-        if done.status == LEASE_LOST:
-            raise LeaseLostError(
-                f"{self.connection.name}: another deployer has taken the device over; "
-                "see `starsd deploy status`"
-            )
-        return done
+        return self._checked(done)
+
+    @contextlib.contextmanager
+    def fed(self, verb: str, *arguments: str) -> Iterator[Running]:
+        """Start a verb that reads its stdin while it runs; `output_of` is how it ends.
+
+        Raises:
+            UnreachableError: the connection was lost.
+        """
+        text = script(self.root, self.token, verb, *arguments).encode()
+        # `sh -s` may read ahead what is meant for the verb, so the script is read by its length
+        with self.connection.started(("sh", "-c", f'eval "$(head -c {len(text)})"')) as running:
+            running.feed(text)
+            yield running
+
+    def output_of(self, verb: str, running: Running, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """What a verb that was fed has printed; it has to succeed.
+
+        Raises:
+            LeaseLostError, UnhealthyError, DeployError, UnreachableError: as `do`.
+        """
+        return self._succeeded(verb, self._checked(running.finish(timeout_s)))
 
     def do(self, verb: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run a verb that has to succeed; its output.
@@ -66,7 +84,17 @@ class DeviceShell:
             DeployError: anything else went wrong on the device; the message ends in what it said.
             LeaseLostError, UnreachableError: as `call`.
         """
-        done = self.call(verb, *arguments, timeout_s=timeout_s)
+        return self._succeeded(verb, self.call(verb, *arguments, timeout_s=timeout_s))
+
+    def _checked(self, done: Completed) -> Completed:
+        if done.status == LEASE_LOST:
+            raise LeaseLostError(
+                f"{self.connection.name}: another deployer has taken the device over; "
+                "see `starsd deploy status`"
+            )
+        return done
+
+    def _succeeded(self, verb: str, done: Completed) -> str:
         if done.status == 0:
             return done.stdout
         said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.status}").replace(

@@ -77,19 +77,45 @@ lease_break() { [ ! -d "$root/lease" ] || locked lease_break_locked; }
 
 prepare() { mkdir -p "$root/blobs" "$root/parts" "$root/bundles" "$root/releases" "$root/keys" "$root/engines"; }
 
+parts() { # parts, then pairs SHA256 SIZE: part files in full length; prints `SHA256 INDEX...`, finished chunks
+    cd "$root/parts"
+    while [ $# -gt 0 ]; do
+        if [ "$(stat -c %s "$1.part" 2>/dev/null)" != "$2" ]; then
+            rm -f "$1.journal"
+            : >"$1.part"
+            truncate -s "$2" "$1.part"
+        fi
+        printf %s "$1"
+        # whole lines only: a cut may have left half of the last one
+        [ ! -e "$1.journal" ] || while read -r index; do printf ' %s' "$index"; done <"$1.journal"
+        echo
+        shift 2
+    done
+}
+
+# openssl knows the processor's SHA instructions, coreutils on Debian and Ubuntu does not: four times slower
+sha256() { if command -v openssl >/dev/null; then openssl dgst -sha256 -r; else sha256sum; fi | cut -d' ' -f1; }
+
 chunk_hashes() { # chunk_hashes SHA256 CHUNK_MIB INDEX...: hash of each chunk of a part file, one a line
     part=$root/parts/$1.part mib=$2
     shift 2
     for index in "$@"; do
-        echo "$index $(dd if="$part" bs=1048576 skip=$((index * mib)) count="$mib" 2>/dev/null | sha256sum | cut -d' ' -f1)"
+        echo "$index $(dd if="$part" bs=1048576 skip=$((index * mib)) count="$mib" 2>/dev/null | sha256)"
     done
 }
 
-blob_finish() { # blob_finish SHA256...: check parts and make them blobs; prints `bad SHA256` for a wrong one
+# blob_stream CHUNK_MIB SHA256...: hash parts while they are being written, and make those that are right blobs.
+# Stdin names each part's chunks in order as they are finished, then says `end`. Prints `bad SHA256` for a wrong one.
+blob_stream() {
+    mib=$1
+    shift
     cd "$root/parts"
     for sha in "$@"; do
-        [ -e "../blobs/$sha" ] && { rm -f "$sha.part" "$sha.journal"; continue; }
-        if [ "$(sha256sum "$sha.part" | cut -d' ' -f1)" = "$sha" ]; then
+        have=$(while read -r index && [ "$index" != end ]; do
+            dd if="$sha.part" bs=1048576 skip=$((index * mib)) count="$mib" 2>/dev/null
+        done | sha256)
+        if [ "$have" = "$sha" ]; then
+            lease_ours || exit $LEASE_LOST # hours may have passed
             chmod 400 "$sha.part"
             settle "$sha.part"
             mv -f "$sha.part" "../blobs/$sha"

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import msgspec
 
-from starsd_deploy.device import LEASE_HELD, DeviceShell
+from starsd_deploy.device import LEASE_HELD, DeviceShell, LeaseLostError
 from starsd_deploy.ssh import Connection
 from starsd_edge.errors import DeployError, StarSDError
 
@@ -81,8 +81,11 @@ class Lease:
         while not self._ended.wait(self._beat_s):
             try:
                 self._shell.call("lease_beat")
-            except StarSDError:
+            except LeaseLostError:
                 return
+            except StarSDError:  # no channel was free, or the answer came late: the next one may get through
+                if not self._shell.connection.alive:
+                    return
 
 
 def _describe(text: str) -> str:

@@ -13,6 +13,7 @@ import os
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import paramiko
 from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
+from paramiko.sftp import CMD_EXTENDED, CMD_EXTENDED_REPLY
 
 from starsd_deploy.known_hosts import (
     HostKey,
@@ -35,7 +37,7 @@ from starsd_deploy.known_hosts import (
 from starsd_deploy.ssh_config import Hop, Route
 from starsd_edge.errors import AuthenticationError, DeployError, StarSDError, UnreachableError
 
-__all__ = ["Completed", "Connection", "PasswordPrompt", "connect"]
+__all__ = ["Completed", "Connection", "NoChannelError", "PasswordPrompt", "Running", "connect", "write_limit"]
 
 # GCM first: on hosts without hardware AES both are slow, elsewhere it is a third faster than CTR plus HMAC.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
@@ -45,9 +47,17 @@ TCP_USER_TIMEOUT_MS = 30_000
 COMMAND_TIMEOUT_S = 120.0
 # A board that swaps, or boots, takes its time between the TCP connection and the login.
 SLOW_LOGIN_S = 60.0
+# A write goes out in SSH packets of 32 KiB less 64 bytes; a few bytes more would be one more packet for them.
+PACKET_BYTES, WRITE_HEADER_BYTES = 32 * 1024 - 64, 32
+LEAST_WRITE_BYTES = PACKET_BYTES - WRITE_HEADER_BYTES
+MOST_WRITE_BYTES = 4 * PACKET_BYTES - WRITE_HEADER_BYTES
 SIGKILL_STATUS = -1  # what paramiko reports when the command had no exit status
 
 PasswordPrompt = Callable[[str], str]
+
+
+class NoChannelError(DeployError):
+    """Raised when a server that can be reached opens no more channels on a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +122,22 @@ class Connection:
         Raises:
             UnreachableError: as `run`.
         """
+        with self.started(argv) as running:
+            running.feed(stdin)
+            return running.finish(timeout_s)
+
+    @contextlib.contextmanager
+    def started(self, argv: tuple[str, ...]) -> Iterator[Running]:
+        """Start an argument list, to be fed while it runs.
+
+        Raises:
+            UnreachableError: as `run`.
+        """
         with self._translated():
             channel = self._transports[-1].open_session(timeout=self.hop.timeout_s)
             with contextlib.closing(channel):
-                channel.settimeout(timeout_s)
                 channel.exec_command(shlex.join(argv))
-                # both streams are read at once: one left full blocks the command for good
-                errors: list[bytes] = []
-                reader = threading.Thread(target=_read_stderr, args=(channel, errors), daemon=True)
-                reader.start()
-                with contextlib.suppress(OSError):  # a command may end without reading its input
-                    channel.sendall(stdin)
-                    channel.shutdown_write()
-                output = _read_all(channel.recv)
-                reader.join(timeout_s)
-                status = channel.recv_exit_status()
-        if status == SIGKILL_STATUS and not self.alive:
-            raise UnreachableError(
-                f"{self.name}: the connection was lost; run the same command again to go on"
-            )
-        return Completed(
-            status, output.decode("utf-8", "replace"), b"".join(errors).decode("utf-8", "replace")
-        )
+                yield Running(self, channel)
 
     def stream(self, argv: tuple[str, ...], stdin: bytes = b"") -> Iterator[str]:
         """Run an argument list and yield its output by lines until it ends or the caller stops.
@@ -176,12 +180,58 @@ class Connection:
             raise
         except TimeoutError as error:
             raise UnreachableError(f"{self.name}: no answer in time") from error
+        except paramiko.ChannelException as error:
+            raise NoChannelError(
+                f"{self.name}: sshd opens no channel ({error.text}); see MaxSessions in its sshd_config"
+            ) from error
         except (paramiko.SSHException, EOFError, ConnectionError) as error:
             raise UnreachableError(f"{self.name}: the connection was lost ({error or 'closed'})") from error
         except OSError as error:
             if not self.alive:
                 raise UnreachableError(f"{self.name}: the connection was lost ({error})") from error
             raise DeployError(f"{self.name}: {error}") from error
+
+
+class Running:
+    """A command that runs. Both of its streams are read at once: one left full blocks it for good."""
+
+    def __init__(self, connection: Connection, channel: paramiko.Channel) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._streams: tuple[list[bytes], list[bytes]] = ([], [])
+        receivers = (channel.recv, channel.recv_stderr)
+        self._readers = [
+            threading.Thread(target=_read_into, args=pair, daemon=True)
+            for pair in zip(receivers, self._streams, strict=True)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def feed(self, data: bytes) -> None:
+        """Write to its stdin; a command may end without reading it all."""
+        with contextlib.suppress(OSError):
+            self._channel.sendall(data)
+
+    def finish(self, timeout_s: float) -> Completed:
+        """Close its stdin and wait for its end.
+
+        Raises:
+            UnreachableError: the connection was lost, or it did not end in time.
+        """
+        with contextlib.suppress(OSError):
+            self._channel.shutdown_write()
+        until_s = time.monotonic() + timeout_s
+        for reader in self._readers:
+            reader.join(max(0.0, until_s - time.monotonic()))
+            if reader.is_alive():
+                raise UnreachableError(f"{self._connection.name}: no answer in time")
+        status = self._channel.recv_exit_status()
+        if status == SIGKILL_STATUS and not self._connection.alive:
+            raise UnreachableError(
+                f"{self._connection.name}: the connection was lost; run the same command again to go on"
+            )
+        output, errors = (b"".join(pieces).decode("utf-8", "replace") for pieces in self._streams)
+        return Completed(status, output, errors)
 
 
 def connect(route: Route, ask_password: PasswordPrompt | None = None) -> Connection:
@@ -207,6 +257,20 @@ def connect(route: Route, ask_password: PasswordPrompt | None = None) -> Connect
             transport.close()
         raise
     return Connection(transports, route.device)
+
+
+def write_limit(client: paramiko.SFTPClient) -> int:
+    """The largest write that an SFTP server takes: OpenSSH says so when asked, others get what all take.
+
+    Fewer and larger writes are fewer answers to read, which is what an upload's time goes into here.
+    """
+    with contextlib.suppress(OSError):  # the extension is unknown there
+        # paramiko has the message, but no method for this extension
+        kind, answer = client._request(CMD_EXTENDED, "limits@openssh.com")  # type: ignore[attr-defined]
+        if kind == CMD_EXTENDED_REPLY:
+            _packet, _read, write = (answer.get_int64() for _ in range(3))
+            return min(MOST_WRITE_BYTES, int(write) or LEAST_WRITE_BYTES)
+    return LEAST_WRITE_BYTES
 
 
 def _socket(hop: Hop, previous: paramiko.Transport | None) -> Any:
@@ -386,13 +450,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def _read_all(receive: Callable[[int], bytes]) -> bytes:
-    pieces = []
-    while piece := receive(65536):
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _read_stderr(channel: paramiko.Channel, into: list[bytes]) -> None:
-    with contextlib.suppress(OSError):  # the reader of stdout reports a lost connection
-        into.append(_read_all(channel.recv_stderr))
+def _read_into(receive: Callable[[int], bytes], pieces: list[bytes]) -> None:
+    with contextlib.suppress(OSError):  # a lost connection is seen by whoever waits for the end
+        while piece := receive(65536):
+            pieces.append(piece)

@@ -27,7 +27,7 @@ def test_both_methods_are_measured_at_every_round_trip(board: LoopbackDevice, tm
     assert [(row["rtt_ms"], row["method"]) for row in record["rows"]] == [
         (rtt, method)
         for rtt in (0, 4)
-        for method in ("OpenSSH sftp put", "starsd, 1 channel", "starsd, 4 channels")
+        for method in ("OpenSSH sftp put", "starsd, 1 channel", "starsd, 6 channels")
     ]
     assert set(record["ratio_to_sftp"]) == {"0", "4"}
 

@@ -1,10 +1,18 @@
-"""A TCP proxy on loopback that holds every byte back: a Wi-Fi's or WAN's round trip, full bandwidth."""
+"""A TCP proxy on loopback that holds every byte back: a Wi-Fi's or WAN's round trip, full bandwidth.
+
+It is a process of its own: in the process that uploads, its threads would wait for the interpreter's lock
+with ours, and slow down one of the methods that are compared.
+
+    python -m starsd_deploy.bench.delay_proxy TARGET_PORT DELAY_S     # prints its port; ends with its stdin
+"""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import socket
+import subprocess
+import sys
 import threading
 import time
 from types import TracebackType
@@ -15,15 +23,13 @@ PIECE_BYTES = 256 * 1024
 
 
 class DelayProxy:
-    """Forwards connections on `port` to `target_port`; each direction takes `delay_s`."""
+    """Forwards connections on `port` to `target_port` while its context is open; each way takes `delay_s`."""
 
     def __init__(self, target_port: int, delay_s: float) -> None:
-        self._target = ("127.0.0.1", target_port)
-        self._delay_s = delay_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        command = [sys.executable, "-m", __name__, str(target_port), str(delay_s)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
 
     def __enter__(self) -> DelayProxy:
         return self
@@ -31,44 +37,53 @@ class DelayProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # a thread that blocks in accept or recv wakes up on shutdown, not on close
-        for sock in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
+        self._process.communicate()  # closes its stdin, which ends it
 
-    def _accept(self) -> None:
+
+def serve(target_port: int, delay_s: float) -> None:
+    """Print the port, then forward until stdin ends."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sys.stdout.write(f"{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    threading.Thread(target=_accept, args=(listener, target_port, delay_s), daemon=True).start()
+    sys.stdin.read()
+
+
+def _accept(listener: socket.socket, target_port: int, delay_s: float) -> None:
+    while True:
+        near, _ = listener.accept()
+        far = socket.create_connection(("127.0.0.1", target_port))
+        for sock in (near, far):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _forward(near, far, delay_s)
+        _forward(far, near, delay_s)
+
+
+def _forward(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
+    held: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+
+    def read() -> None:
+        data = b"x"
+        while data:
+            try:
+                data = source.recv(PIECE_BYTES)
+            except OSError:
+                data = b""
+            held.put((time.monotonic() + delay_s, data))
+
+    def write() -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
-                for sock in (near, far):
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._sockets += [near, far]
-                self._forward(near, far)
-                self._forward(far, near)
+                due_s, data = held.get()
+                time.sleep(max(0.0, due_s - time.monotonic()))
+                if not data:
+                    sink.shutdown(socket.SHUT_WR)
+                    return
+                sink.sendall(data)
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
-        held: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=write, daemon=True).start()
 
-        def read() -> None:
-            data = b"x"
-            while data:
-                try:
-                    data = source.recv(PIECE_BYTES)
-                except OSError:
-                    data = b""
-                held.put((time.monotonic() + self._delay_s, data))
 
-        def write() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    due_s, data = held.get()
-                    time.sleep(max(0.0, due_s - time.monotonic()))
-                    if not data:
-                        sink.shutdown(socket.SHUT_WR)
-                        return
-                    sink.sendall(data)
-
-        threading.Thread(target=read, daemon=True).start()
-        threading.Thread(target=write, daemon=True).start()
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), float(sys.argv[2]))

@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.option("--size-mb", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--size-mb", type=click.IntRange(1), default=256, show_default=True)
 @click.option(
     "--rtt-ms", type=click.FloatRange(0), multiple=True, default=(0.0, 20.0, 100.0), show_default=True
 )
