@@ -54,7 +54,7 @@ def gate_script(device: Device, root: str, services: tuple[ServiceLink, ...]) ->
     """The release's `gate`: exits 0 if the release may go live; what it prints tells why not."""
     lines = [
         f"echo {shlex.quote('== ' + label)}\n{PYTHON} {shlex.join(argv)}\n"
-        for label, argv in _gate(device, services)
+        for label, argv in _gate(device, root, services)
     ]
     return _prelude(device, root) + "".join(lines)
 
@@ -94,9 +94,9 @@ def _target_argv(device: Device, services: tuple[ServiceLink, ...]) -> list[str]
     return [*argv, *device.arguments]
 
 
-def _gate(device: Device, services: tuple[ServiceLink, ...]) -> list[tuple[str, list[str]]]:
+def _gate(device: Device, root: str, services: tuple[ServiceLink, ...]) -> list[tuple[str, list[str]]]:
     if device.role is Role.DRAFT:
-        return [("the program starts", ["draft", "serve", "--help"])]
+        return [("heads load and the service could serve", [*_draft_argv(device, root), "--check"])]
     checks = [("files and self-test of the bundle", ["bundle", "verify", "bundle"])]
     return checks + [
         (f"service {s.name} at {s.address}", ["ping", s.address, "--count", "3", "--no-upload"])

@@ -21,6 +21,7 @@ __all__ = ["command"]
 
 DEFAULTS = Limits()
 AT_LEAST_ONE = click.IntRange(1)
+CHECK_BIND = "tcp://127.0.0.1:0"
 
 
 @click.command("serve")
@@ -72,6 +73,7 @@ AT_LEAST_ONE = click.IntRange(1)
 )
 @click.option("--json-status", is_flag=True, help="Print the ready line as JSON.")
 @click.option("--until-eof", is_flag=True, help="Stop when standard input ends, as it does with a parent.")
+@click.option("--check", is_flag=True, help="Only see that it could serve: load heads and keys, bind, leave.")
 def command(
     heads: tuple[Path, ...],
     targets: tuple[Path, ...],
@@ -88,6 +90,7 @@ def command(
     max_len: int,
     json_status: bool,
     until_eof: bool,
+    check: bool,
 ) -> None:
     """Draft for many edges. Prints one line when it serves; SIGTERM lets rounds under way finish."""
     logging.basicConfig(
@@ -96,9 +99,10 @@ def command(
     sources = head_sources(heads, targets)
     config = ServiceConfig(
         heads=sources,
-        bind=bind,
+        # beside a service that has the port already, a check takes another one
+        bind=CHECK_BIND if check else bind,
         folder="",
-        monitor=monitor_endpoint(bind, monitor),
+        monitor="" if check else monitor_endpoint(bind, monitor),
         keys=str(keys) if keys else "",
         name=name,
         software=software(),
@@ -112,6 +116,9 @@ def command(
     service = Service(config)
     try:
         ready = service.start()
+        if check:
+            click.echo("starsd: heads load, the service could serve")
+            return
         if until_eof:
             threading.Thread(target=stop_at_end_of_input, daemon=True).start()
         if json_status:

@@ -53,7 +53,10 @@ elif args[:2] == ["keys", "trust"]:
     open(os.path.join(option("--dir"), args[2] + ".pub"), "w").write('{{"public": "%s"}}' % args[3])
 elif args[:2] == ["keys", "revoke"]:
     os.unlink(os.path.join(option("--dir"), args[2] + ".pub"))
-elif args[:2] == ["draft", "serve"] and "--bind" in args:
+elif args[:2] == ["draft", "serve"] and "--check" in args:
+    if BEHAVIOUR == "gate fails":
+        sys.exit("starsd: head: no such file")
+elif args[:2] == ["draft", "serve"]:
     server = socket.create_server(("127.0.0.1", int(option("--bind").rpartition(":")[2])))
     while True:
         server.accept()[0].close()

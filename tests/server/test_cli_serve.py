@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from starsd_edge.protocol.greeting import Identity
 from starsd_server.cli_serve import monitor_endpoint
+from starsd_server.heads.checkpoint import HeadManifest, save_head
+from starsd_server.heads.head import HeadKind
+
+from .heads import HIDDEN, VOCAB, random_head, small_config
 
 
 @pytest.mark.parametrize(
@@ -23,3 +33,32 @@ def test_monitor_is_published_beside_the_service_unless_told_otherwise(
     expected: str, bind: str, monitor: str | None
 ) -> None:
     assert expected == monitor_endpoint(bind, monitor)
+
+
+def check(head: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "starsd_edge", "draft", "serve", "--check", "--head", str(head)]
+    # a port that is taken, as by the service that runs while its successor is checked
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        return subprocess.run([*command, "--bind", bind], capture_output=True, text=True, check=False)
+
+
+def test_check_loads_the_head_beside_a_running_service_and_leaves(tmp_path: Path) -> None:
+    identity = Identity(
+        target="toy",
+        target_hash="00",
+        vocab_size=VOCAB,
+        tokenizer_hash="11",
+        hidden_size=HIDDEN,
+        feature_size=HIDDEN,
+    )
+    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=identity)
+    save_head(random_head(HeadKind.EAGLE1), manifest, tmp_path)
+    done = check(tmp_path)
+    assert (0, "starsd: heads load, the service could serve\n") == (done.returncode, done.stdout), done.stderr
+
+
+def test_check_says_what_is_wrong_with_a_head(tmp_path: Path) -> None:
+    done = check(tmp_path)
+    assert done.returncode != 0
+    assert str(tmp_path) in done.stderr.splitlines()[-1]
