@@ -48,6 +48,6 @@ clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The deployer against devices with real systemd and sshd, one of them aarch64 under emulation. Needs root,
-# installs Debian packages, takes up to 30 minutes; where it cannot be built it says NOT RUN.
+# installs Debian packages, takes up to 30 minutes; where it cannot be run, or not in that time, it says NOT RUN.
 test-lab: setup
-	STARSD_RUN_LAB=1 timeout 1800 $(BIN)/pytest -s tests/lab
+	tests/lab/run $(BIN)/pytest

@@ -1,7 +1,8 @@
 """A fleet of three from bare to chatting, through power cuts, back and forth: real systemd, sshd, sudo, TCP.
 
 An aarch64 board (emulated, dressed as a Jetson Orin Nano), a laptop as target behind a bad radio link, a
-laptop as draft service. The model is tiny and random: what is tried is everything around it.
+laptop as draft service. Service and laptop have the model and head that come with the program; the board
+has a tiny random model, as emulated arithmetic is slow.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from starsd_jetson.embedded import bundle_path
 from tests.cli.tiny_bundle import make_bundle
 from tests.lab.devices import Lab, LabDevice
 
@@ -18,18 +20,16 @@ pytestmark = pytest.mark.lab
 
 DESK = LabDevice("desk", "10.77.2.2", "10.77.2.1", ("--arch", "amd64"))
 LAP = LabDevice("lap1", "10.77.3.2", "10.77.3.1", ("--arch", "amd64", "--link", "--delay-ms 2"))
-BAD_RADIO = "delay_ms=10 jitter_ms=3 loss=0.01 rate_mbit=60"
+BAD_RADIO = "delay_ms=4 jitter_ms=2 loss=0.01 rate_mbit=60"
 BOARD = LabDevice("jet1", "10.77.1.2", "10.77.1.1", ("--arch", "arm64", "--board", "orin-nano-jp62"))
 
-# With a target this small plain steps are faster than any link, so the policy may well draft nothing: that
-# the device gets through to the service with its key is asked of `ping`.
+MOST_ANSWERS = 25
 PING = "~/.local/share/starsd/bin/starsd ping tcp://10.77.2.2:7731 --no-upload --count 3"
 
 FLEET = """\
 [defaults]
 user = "edge"
 identity_file = "{identity}"
-bundle = "tiny"
 service = ["desk"]
 keep_releases = 2
 drain_s = 20
@@ -38,22 +38,24 @@ start_timeout_s = 900
 [devices.desk]
 address = "10.77.2.2"
 roles = ["draft"]
-head = "head"
+bundle = "{embedded}"
 
 [devices.lap1]
 address = "10.77.3.2"
 roles = ["target"]
-arguments = ["--max-waiting", "{waiting}"]
+bundle = "{embedded}"
+arguments = ["--threads", "1", "--max-waiting", "{waiting}"]
 
 [devices.jet1]
 address = "10.77.1.2"
 roles = ["target"]
+bundle = "tiny"
 tags = ["board"]
 """
 ASK = """
 import json, urllib.request as r
 messages = [{{"role": "user", "content": "Tell me about stars."}}]
-body = {{"messages": messages, "temperature": 0, "max_tokens": 40}}
+body = {{"messages": messages, "temperature": 0, "max_tokens": {max_tokens}}}
 request = r.Request("http://127.0.0.1:8642/v1/chat/completions", json.dumps(body).encode(),
                     {{"content-type": "application/json"}})
 print(r.urlopen(request, timeout={timeout_s}).read().decode())
@@ -62,18 +64,38 @@ print(r.urlopen(request, timeout={timeout_s}).read().decode())
 
 def write_fleet(lab: Lab, waiting: int) -> None:
     """The inventory; another `waiting` is another release, with nothing to send."""
-    (lab.folder / "fleet.toml").write_text(FLEET.format(identity=lab.identity, waiting=waiting))
+    embedded = bundle_path("int8")
+    text = FLEET.format(identity=lab.identity, embedded=embedded, waiting=waiting)
+    (lab.folder / "fleet.toml").write_text(text)
 
 
-def ask(lab: Lab, name: str) -> dict[str, Any]:
+def ask(lab: Lab, name: str, max_tokens: int = 60) -> dict[str, Any]:
     """One chat completion of a device's own endpoint."""
-    answer = lab.shell(name, f"python3 - <<'EOF'{ASK.format(timeout_s=600)}EOF\n", timeout_s=700)
+    script = ASK.format(timeout_s=600, max_tokens=max_tokens)
+    answer = lab.shell(name, f"python3 - <<'EOF'{script}EOF\n", timeout_s=700)
     decoded: dict[str, Any] = json.loads(answer)
     return decoded
 
 
 def text_of(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
+
+
+def ask_until_drafted(lab: Lab, name: str) -> dict[str, Any]:
+    """The answer in which verified trees became text.
+
+    A starved machine drafts late, and then plain steps are the faster ones: it takes more than one answer.
+    """
+    for _ in range(MOST_ANSWERS):
+        answer = ask(lab, name)
+        if accepted(answer):
+            return answer
+    raise AssertionError(f"no tree was of use in {MOST_ANSWERS} answers: {answer['metrics']}")
+
+
+def accepted(answer: dict[str, Any]) -> int:
+    """Tokens of verified trees that became text."""
+    return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
 
 
 def status(lab: Lab, name: str) -> dict[str, Any]:
@@ -84,10 +106,7 @@ def status(lab: Lab, name: str) -> dict[str, Any]:
 
 
 def test_fleet_from_bare_to_chat_through_power_cuts_and_back(lab: Lab) -> None:
-    from tests.lab.random_head import write_random_head
-
-    bundle = make_bundle(lab.folder)
-    write_random_head(bundle, lab.folder / "head")
+    make_bundle(lab.folder)
     write_fleet(lab, 16)
     for device in (DESK, LAP):
         lab.say(f"booting {device.name}")
@@ -106,7 +125,7 @@ def test_fleet_from_bare_to_chat_through_power_cuts_and_back(lab: Lab) -> None:
 
     lab.say("chatting on lap1 over a bad link")
     lab.impair("lap1", BAD_RADIO)
-    first = ask(lab, "lap1")
+    first = ask_until_drafted(lab, "lap1")
     assert "0 of 3 lost" in lab.shell("lap1", PING)
 
     lab.say("again: nothing to do, nothing sent")
@@ -137,8 +156,7 @@ def test_fleet_from_bare_to_chat_through_power_cuts_and_back(lab: Lab) -> None:
     rotated = lab.deploy("keys", "rotate", "lap1")
     assert rotated.returncode == 0, rotated.stderr
     assert keys(lab)["lap1"] != old_key
-    fresh = ask(lab, "lap1")
-    assert text_of(fresh) == text_of(first)
+    assert text_of(ask_until_drafted(lab, "lap1")) == text_of(first)
     assert "0 of 3 lost" in lab.shell("lap1", PING)
 
     lab.say("a revoked device decodes plainly, and says the same")
@@ -149,6 +167,7 @@ def test_fleet_from_bare_to_chat_through_power_cuts_and_back(lab: Lab) -> None:
 
 def test_emulated_board_is_recognised_deployed_and_left_alone(lab: Lab) -> None:
     """After the other test: the draft service is there. Emulated programs are up to fifty times slower."""
+    lab.wait_built("arm64")
     lab.say("booting jet1")
     lab.up(BOARD)
     doctor = lab.deploy("doctor", "--limit", "jet1")
@@ -158,7 +177,7 @@ def test_emulated_board_is_recognised_deployed_and_left_alone(lab: Lab) -> None:
     lab.say("deploying the aarch64 board")
     assert lab.apply("--tags", "board")["jet1"]["ending"] == "changed"
     assert status(lab, "jet1")["active"]
-    assert text_of(ask(lab, "jet1"))
+    assert text_of(ask(lab, "jet1", max_tokens=8))
     assert lab.apply("--tags", "board")["jet1"]["ending"] == "unchanged"
     lab.say("done")
 
