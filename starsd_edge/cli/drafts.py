@@ -12,7 +12,8 @@ from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.errors import UsageError
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.pins import edge_keys
-from starsd_edge.link.sockets import EdgeKeys, check_private
+from starsd_edge.link.placement import Place
+from starsd_edge.link.sockets import check_private
 from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.protocol.greeting import HelloBody, Identity
 
@@ -26,18 +27,23 @@ DISTRIBUTION = "starsd-edge"
 
 @dataclass(frozen=True, slots=True)
 class DraftService:
-    """Where drafts come from."""
+    """Where drafts come from: one service, or several of which a device uses one at a time."""
 
-    address: str
-    keys: EdgeKeys | None
+    places: tuple[Place, ...]
+
+    @property
+    def address(self) -> str:
+        """As the user wrote it."""
+        return ",".join(place.address for place in self.places)
 
     def open_drafter(self, manifest: Manifest, curve: CostCurve, max_len: int) -> RemoteDrafter:
         """A drafter with a session of its own. Connects in the background; never fails."""
+        first, *others = self.places
         identity = identity_of(manifest)
         hello = HelloBody(
             identity=identity,
             digest=identity.digest(),
-            device=self.keys.own.key.name if self.keys else platform.node() or "edge",
+            device=first.keys.own.key.name if first.keys else platform.node() or "edge",
             software=software(),
             dtypes=[dtype.wire_name for dtype in DTYPES],
             max_len=max_len,
@@ -45,21 +51,24 @@ class DraftService:
             cost_sizes=list(curve.sizes),
             cost_seconds=list(curve.seconds),
         )
-        return RemoteDrafter(self.address, hello, self.keys)
+        return RemoteDrafter(first.address, hello, first.keys, others=others)
 
 
 def find_draft_service(address: str | None, key_folder: Path | None) -> DraftService | None:
-    """The service at `address`; None for None.
+    """The service at `address`, or several, separated by commas; None for None.
 
     Raises UsageError for an address that is none, ConfigError where keys are needed and missing.
     """
     if address is None:
         return None
-    if "://" not in address:
-        raise UsageError(f"{address!r} is no address of a draft service: tcp://HOST:PORT")
-    keys = edge_keys(address, folder=key_folder)
-    check_private(address, has_key=keys is not None)
-    return DraftService(address, keys)
+    places: list[Place] = []
+    for each in address.split(","):
+        if "://" not in each:
+            raise UsageError(f"{each!r} is no address of a draft service: tcp://HOST:PORT")
+        keys = edge_keys(each, folder=key_folder)
+        check_private(each, has_key=keys is not None)
+        places.append(Place(each, keys))
+    return DraftService(tuple(places))
 
 
 def software() -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from starsd_edge.decoding.roles import DrafterState, Update
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.link.edge_loop import EdgeLoop
+from starsd_edge.link.placement import Place, Placement
 from starsd_edge.link.sockets import EdgeKeys
 from starsd_edge.protocol.edge_connection import EdgeConnection
 from starsd_edge.protocol.edge_events import Counters, TreeArrived
@@ -43,6 +45,7 @@ class RemoteDrafter:
     address  tcp://HOST:PORT of the service, or ipc://PATH
     hello    who this device is and what it runs
     keys     None only for addresses of this machine (ConfigError otherwise)
+    others   more services that could be used; which is, and which next, follows from the device's name
 
     It connects in the background; nothing is raised when there is no service, now or later.
     """
@@ -53,16 +56,19 @@ class RemoteDrafter:
         hello: HelloBody,
         keys: EdgeKeys | None = None,
         timing: EdgeTiming = DEFAULT_TIMING,
+        others: Sequence[Place] = (),
     ) -> None:
         self.session = secrets.randbits(64)
         self._connection = EdgeConnection(self.session, hello, random.random, timing=timing)
         self._tree: DraftTree | None = None
-        self._loop = EdgeLoop(address, keys, self._connection, self._take)
+        places = Placement(hello.device, (Place(address, keys), *others))
+        self._loop = EdgeLoop(places, self._connection, self._take)
         self._changed = self._loop.changed
 
     def start(self, first_token: int) -> None:
         with self._changed:
             self._tree = None
+            self._loop.settle()
             self._connection.start(first_token, time.monotonic())
 
     def update(self, update: Update) -> None:
@@ -96,6 +102,11 @@ class RemoteDrafter:
         """What the service said of itself; None while there is no link."""
         with self._changed:
             return self._connection.welcome
+
+    @property
+    def address(self) -> str:
+        """Of the service that is used now."""
+        return self._loop.address
 
     def stats(self) -> LinkStats:
         with self._changed:

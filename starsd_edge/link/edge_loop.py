@@ -13,7 +13,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from starsd_edge.link.diagnose import handshake_trouble, why_unreachable
-from starsd_edge.link.sockets import EdgeKeys, SyncSocket, check_private, edge_socket, make_context
+from starsd_edge.link.placement import Placement
+from starsd_edge.link.sockets import SyncSocket, check_private, edge_socket, make_context
 from starsd_edge.protocol.edge_connection import EdgeConnection
 from starsd_edge.protocol.edge_events import Connect, Disconnect, LinkEvent, TreeArrived
 from starsd_edge.protocol.states import EdgeState
@@ -40,20 +41,22 @@ MONITORED = (
 class EdgeLoop:
     """Runs `connection` over a DEALER. `changed` guards it and is notified when a tree or a change came.
 
+    One service of `places` is used at a time. Another one is taken when it fails or refuses work; the
+    connection gives that one the context again, as it does for a service that has restarted.
+
     Raises ConfigError for an address off this machine without keys.
     """
 
     def __init__(
         self,
-        address: str,
-        keys: EdgeKeys | None,
+        places: Placement,
         connection: EdgeConnection,
         on_tree: Callable[[TreeArrived], None],
     ) -> None:
-        check_private(address, has_key=keys is not None)
+        for place in places:
+            check_private(place.address, has_key=place.keys is not None)
         self.changed = threading.Condition()
-        self._address = address
-        self._keys = keys
+        self._places = places
         self._connection = connection
         self._on_tree = on_tree
         self._context = make_context(io_threads=1)
@@ -72,6 +75,21 @@ class EdgeLoop:
         """The connection has something to send. Call it from any thread."""
         with contextlib.suppress(BlockingIOError):  # then it has been told often enough
             os.write(self._wake_write, b"\0")
+
+    @property
+    def address(self) -> str:
+        """Of the service that is used now."""
+        return self._places.current.address
+
+    def settle(self) -> None:
+        """Nothing would be lost by changing services now: go back to the one that is meant for this edge, if
+        it is to be had again. Call it with `changed` held."""
+        now_s = time.monotonic()
+        if self._places.prefers_another(now_s):
+            address = self.address
+            self._places.go_back(now_s)
+            self._obey(self._connection.lost(f"left {address} for {self.address}", now_s), failed=False)
+            self._connection.try_now(now_s)
 
     def stop(self) -> None:
         """Say goodbye and end the thread."""
@@ -130,6 +148,15 @@ class EdgeLoop:
                 return
             with self.changed:
                 self._obey(self._connection.receive(frames, time.monotonic()))
+                self._spill_over()
+
+    def _spill_over(self) -> None:
+        """A service that has no room for this edge is left, if another may have."""
+        now_s = time.monotonic()
+        if self._connection.state is EdgeState.PAUSED and self._places.has_spare(now_s):
+            self._obey(self._connection.lost(f"{self.address}: {self._connection.reason}", now_s))
+        elif self._connection.state is EdgeState.DRAFTING:
+            self._places.served()
 
     def _watch(self) -> None:
         for _ in range(MAX_MESSAGES_A_TURN):
@@ -139,21 +166,22 @@ class EdgeLoop:
             self._note(int(recv_monitor_message(monitor)["event"]))
 
     def _note(self, event: int) -> None:
-        fingerprint = self._keys.own.key.fingerprint if self._keys else None
+        keys = self._places.current.keys
+        fingerprint = keys.own.key.fingerprint if keys else None
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             with self.changed:
                 self._obey(self._connection.connected(time.monotonic()))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             with self.changed:
-                reason = handshake_trouble(event, self._address, fingerprint)
+                reason = handshake_trouble(event, self.address, fingerprint)
                 self._obey(self._connection.denied(reason, time.monotonic()))
         elif event == zmq.EVENT_DISCONNECTED:
             if self._connection.state is not EdgeState.CONNECTING:
-                self._lost(f"the connection to {self._address} broke")
+                self._lost(f"the connection to {self.address} broke")
         elif event == zmq.EVENT_CONNECT_RETRIED:
-            self._lost(why_unreachable(self._address))
+            self._lost(why_unreachable(self.address))
         else:
-            self._lost(handshake_trouble(event, self._address, fingerprint))
+            self._lost(handshake_trouble(event, self.address, fingerprint))
 
     def _lost(self, reason: str) -> None:
         with self.changed:
@@ -161,7 +189,7 @@ class EdgeLoop:
 
     # ------------------------------------------------------------------- with `changed` held from here on
 
-    def _obey(self, events: list[LinkEvent]) -> None:
+    def _obey(self, events: list[LinkEvent], *, failed: bool = True) -> None:
         for event in events:
             match event:
                 case TreeArrived():
@@ -171,6 +199,8 @@ class EdgeLoop:
                 case Disconnect():
                     self._send()
                     self._disconnect()
+                    if failed and len(self._places) > 1 and self._places.leave(time.monotonic()):
+                        self._connection.try_now(time.monotonic())
         self.changed.notify_all()
 
     def _send(self) -> None:
@@ -182,20 +212,20 @@ class EdgeLoop:
                 self._dealer.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
                 # Not connected, or a line that stands: this link is of no use.
-                self._obey(self._connection.lost(f"{self._address} takes no messages", time.monotonic()))
+                self._obey(self._connection.lost(f"{self.address} takes no messages", time.monotonic()))
                 return
 
     def _connect(self) -> None:
         """A fresh socket: one that has lost its peer does not always find back."""
         self._disconnect()
-        self._dealer = edge_socket(self._context, self._keys)
+        self._dealer = edge_socket(self._context, self._places.current.keys)
         self._monitor = self._dealer.get_monitor_socket(MONITORED)
         self._poller.register(self._dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         try:
-            self._dealer.connect(self._address)
+            self._dealer.connect(self.address)
         except zmq.ZMQError as error:
-            self._obey(self._connection.lost(f"{self._address}: {error.strerror}", time.monotonic()))
+            self._obey(self._connection.lost(f"{self.address}: {error.strerror}", time.monotonic()))
 
     def _disconnect(self) -> None:
         if self._dealer is None:

@@ -193,6 +193,11 @@ class EdgeConnection:
         self._due_s = self._breaker.refused_until(now_s)
         return [Disconnect()]
 
+    def try_now(self, now_s: float) -> None:
+        """The link is down, and the next attempt goes to another service: it need not wait."""
+        if self.state in (EdgeState.DOWN, EdgeState.REFUSED):
+            self._due_s = now_s
+
     def take_frames(self) -> list[Frames]:
         """What is to be sent now, in order."""
         return self._outbox.take()

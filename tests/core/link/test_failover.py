@@ -1,0 +1,64 @@
+"""Several draft services: an edge leaves one that fails or is full, and gives the next its whole context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starsd_edge.link.client import RemoteDrafter
+from starsd_edge.link.placement import Place, in_order
+from tests.core.link.loopback import LoopbackService
+from tests.core.link.test_client import FAST, closing, next_tree, until
+from tests.core.protocol.pair import committed, hello, token_at, tokens
+
+__all__ = ["closing"]
+
+
+def two_services(closing: Callable) -> list[LoopbackService]:
+    """In the order of the edge."""
+    services = [closing(LoopbackService(boot_id=number)) for number in (1, 2)]
+    order = in_order(hello().device, [service.address for service in services])
+    return sorted(services, key=lambda service: order.index(service.address))
+
+
+def drafter_over(services: list[LoopbackService]) -> RemoteDrafter:
+    last, *others = reversed(services)  # however they are named
+    return RemoteDrafter(last.address, hello(), timing=FAST, others=[Place(each.address) for each in others])
+
+
+def test_a_service_that_goes_is_replaced_and_the_next_one_gets_the_whole_context(closing: Callable) -> None:
+    first, second = two_services(closing)
+    drafter = closing(drafter_over([first, second]))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 40))
+    assert next_tree(drafter, 41).tokens.tolist() == tokens(40, 44).tolist()
+    assert (40, 0) == (first.core.rows_received, second.core.rows_received)
+    assert first.address == drafter.address
+    first.stop()
+    until(drafter, lambda: drafter.address == second.address)
+    drafter.update(committed(40, 44))
+    assert next_tree(drafter, 45).tokens.tolist() == tokens(44, 48).tolist()
+    assert second.core.rows_received == 44
+
+
+def test_a_service_that_hangs_is_replaced(closing: Callable) -> None:
+    first, second = two_services(closing)
+    drafter = closing(drafter_over([first, second]))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    first.hang.set()
+    drafter.update(committed(8, 12))
+    assert next_tree(drafter, 13).base_len == 13
+    assert second.address == drafter.address
+    assert drafter.stats().counters.outages == 1
+
+
+def test_only_the_service_that_is_meant_for_the_edge_is_bothered(closing: Callable) -> None:
+    first, second = two_services(closing)
+    drafter = closing(drafter_over([first, second]))
+    for start in range(3):
+        drafter.start(token_at(start))
+        drafter.update(committed(0, 8))
+        next_tree(drafter, 9)
+    assert first.address == drafter.address
+    assert second.core.rows_received == 0
