@@ -9,7 +9,9 @@ batch, nodes of a tree).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import operator
+from bisect import bisect_left
+from itertools import accumulate
 
 import msgspec
 
@@ -68,14 +70,11 @@ class Histogram(msgspec.Struct, omit_defaults=True):
 
     def quantile(self, q: float) -> float | None:
         """The value below which a share `q` of the values lies, to 4.5%; None without values."""
-        count = self.count
-        if not count:
+        running = list(accumulate(self.counts))
+        if not running or not running[-1]:
             return None
-        rank = max(1, math.ceil(q * count))
-        for index, seen in self._running():
-            if seen >= rank:
-                return middle_of(index)
-        raise AssertionError("the running count ends at the count")
+        rank = max(1, math.ceil(q * running[-1]))
+        return middle_of(self.first + bisect_left(running, rank))
 
     def up_to(self, bound: float) -> int:
         """How many values lie at or below `bound`; exact where `bound` is LOWEST times a power of two."""
@@ -98,19 +97,15 @@ class Histogram(msgspec.Struct, omit_defaults=True):
         if not self.counts:
             return Histogram(other.first, [sign * n for n in other.counts], sign * other.total)
         first = min(self.first, other.first)
-        last = max(self.first + len(self.counts), other.first + len(other.counts))
-        counts = [0] * (last - first)
-        for index, n in enumerate(self.counts, self.first - first):
-            counts[index] = n
-        for index, n in enumerate(other.counts, other.first - first):
-            counts[index] += sign * n
+        end = max(self.first + len(self.counts), other.first + len(other.counts))
+        combine = operator.add if sign > 0 else operator.sub
+        counts = list(map(combine, self._between(first, end), other._between(first, end)))
         return Histogram(first, counts, self.total + sign * other.total)
 
-    def _running(self) -> Iterator[tuple[int, int]]:
-        seen = 0
-        for index, n in enumerate(self.counts, self.first):
-            seen += n
-            yield index, seen
+    def _between(self, first: int, end: int) -> list[int]:
+        """The counts of the buckets from `first` to before `end`, all of ours among them."""
+        above = end - self.first - len(self.counts)
+        return [0] * (self.first - first) + self.counts + [0] * above
 
 
 class Jitter(msgspec.Struct, omit_defaults=True):

@@ -74,6 +74,7 @@ def show_report(report: PingReport) -> None:
     click.echo(
         f"jitter {report.jitter_s * 1e3:.2f} ms, {report.lost} of {report.sent} lost"
         + (f", up {report.upload_bytes_per_s / 1e6:.1f} MB/s" if report.upload_bytes_per_s else "")
+        + f"; the probes took {report.probe_bytes / 1e3:.1f} kB"
     )
 
 

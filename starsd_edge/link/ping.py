@@ -61,7 +61,7 @@ class Percentiles:
 @dataclass(frozen=True, slots=True)
 class PingReport:
     """jitter_s is the mean difference of successive round trips (RFC 3550's idea); loss a share 0..1;
-    upload_bytes_per_s is 0 where it was not measured."""
+    upload_bytes_per_s is 0 where it was not measured; probe_bytes is what all of it sent."""
 
     address: str
     connect_s: float
@@ -72,6 +72,7 @@ class PingReport:
     service: Percentiles
     jitter_s: float
     upload_bytes_per_s: float
+    probe_bytes: int
 
     @property
     def loss(self) -> float:
@@ -120,6 +121,7 @@ def measure_link(
         Percentiles.of([sample.service_s for sample in samples]),
         float(np.abs(np.diff(trips)).mean()) if len(trips) > 1 else 0.0,
         upload,
+        pinger.sent_bytes,
     )
 
 
@@ -150,6 +152,7 @@ class Pinger:
         self._socket = socket
         self._head = Head(secrets.randbits(64))
         self._nonce = 0
+        self.sent_bytes = 0
 
     def ping(self, timeout_s: float) -> PingSample | None:
         """One round trip; None when it was not answered in time."""
@@ -175,10 +178,12 @@ class Pinger:
 
     def _send(self, padding: bytes = b"") -> bool:
         self._nonce += 1
+        frames = encode(Ping(self._head, self._nonce, padding))
         try:
-            self._socket.send_multipart(encode(Ping(self._head, self._nonce, padding)), zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return False
+        self.sent_bytes += sum(len(frame) for frame in frames)
         return True
 
     def _receive(self, nonce: int, deadline_s: float) -> Pong | None:

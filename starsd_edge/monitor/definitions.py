@@ -29,6 +29,13 @@ since the monitor started or was reset (`+`, `-`, `r`). `--once` takes the whole
 come from histograms of eight buckets an octave, so they are right to 4.5%; means are exact. A `-` (JSON:
 null) means that there is nothing to say: no round yet, or a board that does not report it. Nothing is
 estimated in its place.
+
+Watching disturbs little, and says how much: the head shows the bytes a second that the snapshots take, and
+the connections tried to find out why a service is silent (one every five seconds at most). `starsd bench
+monitor` measures the rest: with 50 devices at two snapshots a second the monitor took 1.7% of a core on a
+terminal of 160x60 and 0.9% on one of 80x24, and a snapshot cost the service 0.3 ms (a shared two-core virtual
+machine). `starsd ping` tells what its probes sent: 52 bytes a ping, and 0.5 MB for the bandwidth unless
+`--no-upload` is given.
 """
 
 PROMETHEUS = """\

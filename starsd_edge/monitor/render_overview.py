@@ -42,9 +42,10 @@ class Column:
 
 SPARK = "spark"
 # In the order of the screen. 80 columns hold those without a minimum, wider screens say more.
+DEVICE, STATE = Column("device", 14), Column("state", 8)
 COLUMNS = (
-    Column("device", 14),
-    Column("state", 8),
+    DEVICE,
+    STATE,
     Column("tokens_per_s", 6),
     Column(SPARK, 8),
     Column("acceptance_length", 5),
@@ -154,7 +155,7 @@ def table_head(state: State, columns: list[Column], width: int) -> Text:
 
 
 def is_text(column: Column) -> bool:
-    return column.key in ("device", "state")
+    return column in (DEVICE, STATE)
 
 
 def table_rows(state: State, columns: list[Column], width: int, room: int) -> list[Text]:
@@ -182,19 +183,20 @@ def table_rows(state: State, columns: list[Column], width: int, room: int) -> li
 
 
 def row(view: DeviceView, columns: list[Column], width: int, *, selected: bool, ascii_only: bool) -> Text:
-    cells: list[tuple[str, str] | str] = []
+    """Name and state with a style each; the numbers as one piece: fifty rows are drawn twice a second."""
     emphasis = "underline" if selected else ""
-    for column in columns:
-        if column.key == SPARK:
-            cells.append((sparkline(view.history, column.width, ascii_only=ascii_only) + " ", emphasis))
-            continue
-        text = device_figure(column.key).text(view)
-        style = (
-            STATUS_STYLES[view.status] if column.key == "state" else "bold" if column.key == "device" else ""
-        )
-        if is_text(column):
-            mark = (">" if selected else " ") if column.key == "device" else ""
-            cells.append((fit(mark + text, column.width) + " ", f"{style} {emphasis}".strip()))
-        else:
-            cells.append((right(text, column.width) + " ", emphasis))
-    return line(width, *cells)
+    name = fit((">" if selected else " ") + view.device.device, DEVICE.width) + " "
+    state = fit(view.status.value, STATE.width) + " "
+    numbers = [number(view, column, ascii_only=ascii_only) for column in columns[2:]]
+    return line(
+        width,
+        part(name, f"bold {emphasis}".strip()),
+        part(state, f"{STATUS_STYLES[view.status]} {emphasis}".strip()),
+        (" ".join(numbers) + " ", emphasis),
+    )
+
+
+def number(view: DeviceView, column: Column, *, ascii_only: bool) -> str:
+    if column.key == SPARK:
+        return sparkline(view.history, column.width, ascii_only=ascii_only)
+    return right(device_figure(column.key).text(view), column.width)

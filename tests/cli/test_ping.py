@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from starsd_edge.cli.ping import command
 from starsd_edge.errors import AuthenticationError, ConfigError, StarSDError, UnreachableError
 from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.ping import BANDWIDTH_PINGS
+from starsd_edge.protocol.limits import MAX_PING_PADDING_BYTES
 from tests.core.link.loopback import LoopbackService
 
 
@@ -47,6 +49,15 @@ def test_the_table_is_for_people(service: LoopbackService) -> None:
     output = ping(service.address)
     assert output.count("= link") == 3
     assert "0 of 3 lost, up" in output
+    assert "; the probes took " in output
+
+
+def test_probes_are_few_and_their_bytes_are_told(service: LoopbackService) -> None:
+    """Without the upload a ping is a header and a number; with it, eight padded ones more."""
+    small = json.loads(ping(service.address, "--json", "--no-upload"))["probe_bytes"]
+    large = json.loads(ping(service.address, "--json"))["probe_bytes"]
+    assert 0 < small < 3 * 200
+    assert large == pytest.approx(small + BANDWIDTH_PINGS * MAX_PING_PADDING_BYTES, abs=BANDWIDTH_PINGS * 200)
 
 
 def test_an_encrypted_service_is_pinged_with_the_devices_key(folder: Path) -> None:
