@@ -8,6 +8,7 @@ the service is gone; says on standard output that it is ready, or why not.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -70,6 +71,7 @@ class Worker:
         self._gateway = GatewayState(GatewaySnapshot())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_worker_socket(context, Path(config.folder), bind=True)
+        self._socket_fd = self._socket.getsockopt(zmq.FD)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -106,7 +108,8 @@ class Worker:
         """An accelerator computes by itself: what comes in meanwhile is received for the next step."""
         while (left_s := self.sessions.left_s()) > 0:
             if not self._socket.poll(0):
-                select.select([self._socket], [], [], max(0.0, left_s - SPIN_S))
+                select.select([self._socket_fd], [], [], max(0.0, left_s - SPIN_S))
+                continue
             self._receive(1)
             self._reply()
 
@@ -230,6 +233,7 @@ def main() -> None:
         child.tell_failed(error)
         return
     child.tell_ready(pid=os.getpid())
+    gc.freeze()  # what torch brought is for ever: looking through it again and again would pause the steps
     worker.run()
     worker.close()
 

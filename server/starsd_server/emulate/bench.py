@@ -7,9 +7,10 @@ counts for a while what the edges committed and what the engine did meanwhile.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 import numpy as np
@@ -21,11 +22,13 @@ from starsd_edge.link.sockets import SyncSocket, make_context
 from starsd_edge.protocol.telemetry import TOPIC, EngineSnapshot, decode_snapshot
 from starsd_server.config import ServiceConfig
 from starsd_server.emulate.devices import FleetPlan, Round, SocketFleet
+from starsd_server.emulate.machine import machine_use
 from starsd_server.service import Service
 
 __all__ = ["BenchPlan", "BenchRow", "measure", "row_of"]
 
 SNAPSHOT_PATIENCE_MS = 5000
+MACHINE_LIMIT = 0.05  # of the time in line for a processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,14 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One measurement. `busy_while_waited_for`: share of the time in which any session waited that the engine
-    was in a step."""
+    """One measurement.
+
+    busy_while_waited_for  share of the time in which any session waited that the engine was in a step
+    machine_wait_fraction  share of the time in which the process that got it least (worker, gateway or the
+                           devices') stood in line for a processor: above MACHINE_LIMIT this machine, and not
+                           the engine, sets the figures
+    gateway_cpu_ms, worker_cpu_ms  processor time of a round
+    """
 
     scheduler: str
     engine: str
@@ -67,6 +76,13 @@ class BenchRow:
     tree_nodes_mean: float
     bytes_up_per_round: float
     bytes_down_per_round: float
+    machine_wait_fraction: float = 0.0
+    gateway_cpu_ms: float = 0.0
+    worker_cpu_ms: float = 0.0
+
+    @property
+    def machine_bound(self) -> bool:
+        return self.machine_wait_fraction > MACHINE_LIMIT
 
     def as_dict(self) -> dict[str, str | int | float]:
         return asdict(self)
@@ -85,13 +101,22 @@ def measure(plan: BenchPlan, scheduler: str, targets: int) -> BenchRow:
         fleet.start()
         fleet.run(plan.warm_up_s)
         players = fleet.players
+        pids = (service.pids["gateway"], service.pids["worker"], os.getpid())
         first, up, down = engine_now(watch), players.bytes_up, players.bytes_down
         players.rounds.clear()
-        started_s = time.monotonic()
+        started_s, before = time.monotonic(), machine_use(pids)
         fleet.run(plan.seconds)
         last, seconds = engine_now(watch), time.monotonic() - started_s
+        used = machine_use(pids).since(before)
         bytes_each = (players.bytes_up - up, players.bytes_down - down)
-        return row_of(plan, scheduler, targets, players.rounds, seconds, (first, last), bytes_each)
+        row = row_of(plan, scheduler, targets, players.rounds, seconds, (first, last), bytes_each)
+        gateway_ms, worker_ms, _ = (cpu_s * 1e3 / max(1, len(players.rounds)) for cpu_s in used.cpu_s)
+        return replace(
+            row,
+            machine_wait_fraction=max(used.wait_s) / seconds,
+            gateway_cpu_ms=gateway_ms,
+            worker_cpu_ms=worker_ms,
+        )
 
 
 def row_of(

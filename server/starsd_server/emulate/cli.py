@@ -27,7 +27,7 @@ HOST_FACTOR = 1.0  # virtual time: the host's part of a step, in units of this m
 WAIT_S = 0.01  # what a device is taken to wait for a tree, when its size is chosen by cost
 COLUMNS = (
     "scheduler  engine    targets  tokens/s  per target   tau   busy  idle ms  rows  "
-    "queue p50/p99   draft p50/p99  jain"
+    "queue p50/p99   draft p50/p99  jain   cpu wait"
 )
 AT_LEAST_ONE = click.IntRange(1)
 
@@ -57,6 +57,14 @@ AT_LEAST_ONE = click.IntRange(1)
 @click.option("--bundle", default=EMBEDDED, show_default=True, help="The target whose answers are recorded.")
 @click.option("--threads", default=1, show_default=True, type=AT_LEAST_ONE, help="Of the real engine.")
 @click.option("--virtual", is_flag=True, help="In virtual time, without sockets: no noise of this machine.")
+@click.option(
+    "--profile-round",
+    "profiled_rounds",
+    is_flag=False,
+    flag_value=2000,
+    type=AT_LEAST_ONE,
+    help="Instead: where the time of that many rounds goes, with the largest number of targets.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows there.")
 @click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw throughput and busy fraction.")
 def command(
@@ -73,6 +81,7 @@ def command(
     bundle: str,
     threads: int,
     virtual: bool,
+    profiled_rounds: int | None,
     json_file: Path | None,
     png_file: Path | None,
 ) -> None:
@@ -114,6 +123,9 @@ def command(
         fleet=FleetPlan(manifest.identity, trace, device, max_nodes, WAIT_S, rtt_ms / 1e3),
         seconds=seconds,
     )
+    if profiled_rounds is not None:
+        profile_round(plan, max(counts), profiled_rounds, json_file)
+        return
     policies = [policy.value for policy in Policy] if scheduler == "both" else [scheduler]
     clock = "virtual time" if virtual else "real processes and sockets"
     timed_as = f"{device.device}, {device.model} {device.precision}"
@@ -128,6 +140,8 @@ def command(
                 else measure(plan, policy, count)
             )
             click.echo(line_of(rows[-1]))
+    if any(row.machine_bound for row in rows):
+        click.echo("* this machine, not the engine, was the limit: a process stood in line for a processor")
     if json_file is not None:
         facts = {"profile": profile, "engine": engine, "rtt_ms": rtt_ms, "seconds": seconds, "clock": clock}
         json_file.write_text(json.dumps({**facts, "rows": [row.as_dict() for row in rows]}, indent=2) + "\n")
@@ -135,6 +149,20 @@ def command(
         from starsd_server.emulate.plot import draw
 
         draw(rows, f"targets as {profile} (emulated), engine {engine}, {rtt_ms:g} ms round trip", png_file)
+
+
+def profile_round(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None) -> None:
+    from starsd_server.emulate.round_profile import profile_rounds
+
+    if plan.config.engine != REAL_ENGINE:
+        raise click.UsageError("--profile-round looks at the real engine: leave --engine out")
+    found = profile_rounds(plan, targets, rounds)
+    click.echo(f"processor time of a round, {targets} targets, {found.rounds} rounds, real engine")
+    for line in found.lines():
+        click.echo(line)
+    if json_file is not None:
+        facts = {"targets": targets, "rounds": found.rounds, "parts_ms": found.parts_ms}
+        json_file.write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def parse_counts(text: str) -> list[int]:
@@ -160,6 +188,7 @@ def line_of(row: BenchRow) -> str:
         f"{row.queue_ms_p50:>5.1f}/{row.queue_ms_p99:<7.1f}",
         f"{row.draft_ms_p50:>5.1f}/{row.draft_ms_p99:<7.1f}",
         f"{row.fairness_jain:.3f}",
+        f"{row.machine_wait_fraction:>5.0%} {'*' if row.machine_bound else ''}",
     ]
     return "  ".join(cells)
 

@@ -1,0 +1,133 @@
+"""Where a round's processor time goes: head, tree, scheduler, sessions, framing; and the gateway.
+
+The worker's part is sampled a thousand times a second in this process, over the real sessions and the real
+engine, and each sample is put to the innermost file that has a part. The gateway's is what its process took
+in a measurement with sockets.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from starsd_edge.protocol.codec import Frames, decode
+from starsd_server.emulate.bench import BenchPlan, measure
+from starsd_server.emulate.devices import Players
+from starsd_server.scheduling import Policy
+from starsd_server.sessions import Sessions, TreeShape
+from starsd_server.worker import open_heads
+
+__all__ = ["RoundProfile", "profile_rounds"]
+
+SAMPLE_S = 0.001
+WARM_UP_ROUNDS = 50  # of each device
+OTHER = "sessions"
+PARTS = {
+    "heads/head.py": "head",
+    "rows.py": "head",
+    "engine.py": "head",
+    "kv_cache.py": "head",
+    "heads/grow.py": "tree",
+    "scheduler.py": "scheduler",
+    "scheduling.py": "scheduler",
+    "fairness.py": "scheduler",
+    "slots.py": "scheduler",
+    "protocol/codec.py": "framing",
+    "protocol/features.py": "framing",
+    "sessions.py": OTHER,
+    "session.py": OTHER,
+    "emulate/devices.py": "",  # the edges' own work
+    "emulate/edge.py": "",
+    "emulate/round_profile.py": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProfile:
+    """Milliseconds of a round by part, and how many rounds were looked at."""
+
+    parts_ms: dict[str, float]
+    rounds: int
+
+    @property
+    def beside_head_ms(self) -> float:
+        """Everything that is not the head."""
+        return sum(ms for part, ms in self.parts_ms.items() if part != "head")
+
+    def lines(self) -> list[str]:
+        ordered = sorted(self.parts_ms.items(), key=lambda item: -item[1])
+        return [f"{part:<10} {ms:>7.3f} ms" for part, ms in ordered] + [
+            f"{'not head':<10} {self.beside_head_ms:>7.3f} ms"
+        ]
+
+
+def profile_rounds(plan: BenchPlan, targets: int, rounds: int) -> RoundProfile:
+    """Play `rounds` rounds of `targets` devices in this process, then some with sockets for the gateway."""
+    parts = worker_parts(plan, targets, rounds)
+    gateway_ms = measure(plan, Policy.BATCHED.value, targets).gateway_cpu_ms
+    return RoundProfile({**parts, "gateway": gateway_ms}, rounds)
+
+
+def worker_parts(plan: BenchPlan, targets: int, rounds: int) -> dict[str, float]:
+    """Milliseconds a round by part of the worker."""
+    table = Table(plan, targets)
+    table.play(targets * WARM_UP_ROUNDS)
+    samples: Counter[str] = Counter()
+    before = signal.signal(signal.SIGPROF, lambda number, frame: samples.update([part_of(frame)]))
+    signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)
+    try:
+        played = table.play(rounds)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    return {part: count * SAMPLE_S * 1e3 / played for part, count in samples.items() if part}
+
+
+def part_of(frame: FrameType | None) -> str:
+    """Whose time it is: the innermost file with a part of its own."""
+    while frame is not None:
+        folder, _, name = frame.f_code.co_filename.replace("\\", "/").rpartition("/")
+        part = PARTS.get(f"{folder.rpartition('/')[2]}/{name}", PARTS.get(name))
+        if part is not None:
+            return part
+        frame = frame.f_back
+    return ""
+
+
+class Table:
+    """Devices and sessions at one table: no sockets, and nothing takes time but the work itself."""
+
+    def __init__(self, plan: BenchPlan, targets: int) -> None:
+        offer, engines = open_heads(plan.config)
+        shape = TreeShape(plan.config.top_k, plan.config.max_steps)
+        self._sessions = Sessions(offer, engines, plan.config.limits, Policy.BATCHED, shape)
+        self._inbox: list[tuple[int, Frames]] = []
+        self._now_s = 0.0
+        self._players = Players(plan.fleet, lambda: self._now_s)
+        for number in range(targets):
+            self._players.add(self._line(number))
+        self._players.hello()
+
+    def play(self, rounds: int) -> int:
+        """Go on until as many rounds have been played; how many they were."""
+        played = self._players.rounds
+        played.clear()
+        while len(played) < rounds:
+            inbox, self._inbox = self._inbox, []
+            for number, frames in inbox:
+                message = decode(frames)
+                self._sessions.receive(f"device-{number}", str(number).encode(), message, self._now_s)
+            stepped = self._sessions.step(lambda: self._now_s)
+            replies, self._sessions.outbox = self._sessions.outbox, []
+            for reply in replies:
+                self._players.arrived(int(reply.route), reply.frames)
+            if not stepped and not self._inbox:
+                self._now_s = self._players.timers.next_s
+            self._players.timers.run(self._now_s)
+        return len(played)
+
+    def _line(self, number: int) -> Callable[[Frames], None]:
+        return lambda frames: self._inbox.append((number, frames))
