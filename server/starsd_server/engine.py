@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from starsd_edge.types import BoolArray, FeatureArray, Float32Array, TokenArray
-from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth, candidates
+from starsd_server.heads.candidates import candidates
+from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth
 from starsd_server.kv_cache import KvCache
 from starsd_server.rows import RowHead
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starsd_edge.decoding.tree import DraftTree
-from starsd_server.heads.grow import GrowthLimits, TreeGrowth, candidates
+from starsd_server.heads.candidates import candidates
+from starsd_server.heads.grow import GrowthLimits, TreeGrowth, VerifyCosts
 
 GOLDEN = Path(__file__).parent / "golden" / "eagle" / "cases"
 SETTINGS = [(60, 10), (16, 10), (60, 4), (16, 4)]
@@ -102,6 +103,41 @@ def test_pruned_beams_change_no_tree(case: tuple[list[tuple[np.ndarray, np.ndarr
     np.testing.assert_array_equal(full.scores, tree.scores)
     np.testing.assert_array_equal(full.tokens, tree.tokens)
     np.testing.assert_array_equal(full.parents, tree.parents)
+
+
+@st.composite
+def cost_curves(draw: st.DrawFn) -> VerifyCosts:
+    """Flat stretches and steps, as devices have them."""
+    steps = draw(st.lists(st.sampled_from([0.0, 0.0001, 0.002, 0.03]), min_size=19, max_size=19))
+    first, wait_s = draw(st.sampled_from([0.01, 0.05])), draw(st.sampled_from([0.0, 0.01]))
+    return VerifyCosts(first + np.concatenate([[0.0], np.cumsum(steps)]), wait_s)
+
+
+@settings(max_examples=300)
+@given(scripted_offers(), cost_curves())
+def test_beams_that_cannot_pay_change_no_tree(
+    case: tuple[list[tuple[np.ndarray, np.ndarray]], GrowthLimits], costs: VerifyCosts
+) -> None:
+    """Growing every beam and cutting in the end gives the same tree."""
+    offers, limits = case
+    size = min(limits.max_nodes, len(costs.seconds))
+    costs = VerifyCosts(costs.seconds[:size], costs.wait_s)
+    roomy = GrowthLimits(10_000, limits.top_k, limits.steps)
+    full = grow(offers, roomy).finish().first(size - 1)
+    full = full.first(costs.worth(np.exp(full.scores)))
+    tree = grow(offers, GrowthLimits(size, limits.top_k, limits.steps, costs)).finish()
+    np.testing.assert_array_equal(full.scores, tree.scores)
+    np.testing.assert_array_equal(full.tokens, tree.tokens)
+    np.testing.assert_array_equal(full.parents, tree.parents)
+
+
+def test_where_more_nodes_do_not_pay_hardly_any_beam_is_run() -> None:
+    """Each node costs a pass and has one chance in ten: none is worth it, and no child of one can be."""
+    costs = VerifyCosts(0.01 * np.arange(1, 21, dtype=np.float64), 0.0)
+    growth = TreeGrowth(GrowthLimits(20, 4, 5, costs))
+    offered = np.log(np.full((1, 4), 0.1, np.float32))
+    assert growth.add(offered, np.arange(4, dtype=np.int32)[None]) is None
+    assert 0 == len(growth.finish().tokens)
 
 
 def test_a_tree_of_four_nodes_is_done_before_the_deepest_level() -> None:

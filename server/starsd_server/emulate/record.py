@@ -27,6 +27,7 @@ from starsd_server.sessions import TreeShape
 __all__ = ["open_trace", "recorded_trees"]
 
 MAX_LEN = 2048
+GROWTH = 2  # counts up when trees come to grow in other steps: older recordings are made again
 
 
 def open_trace(choice: ModelChoice, answer_tokens: int, report: Callable[[str], None]) -> tuple[Trace, Path]:
@@ -62,7 +63,7 @@ def recorded_trees(
 ) -> Path:
     """The file with the head's trees for a device of this profile at every position of the trace."""
     name = read_manifest(head_folder).name
-    file = folder / f"trees-{name}-{profile.name}-{max_nodes}.npz"
+    file = folder / f"trees-{name}-{profile.name}-{max_nodes}-{GROWTH}.npz"
     if file.is_file():
         return file
     report(f"recording the head's trees for {profile.name}, once")

@@ -1,13 +1,14 @@
-"""Where a round's processor time goes: head, tree, scheduler, sessions, framing; and the gateway.
+"""Where a round's processor time goes: head and scores, tree, scheduler, sessions, framing; and the gateway.
 
-The worker's part is sampled a thousand times a second in this process, over the real sessions and the real
-engine, and each sample is put to the innermost file that has a part. The gateway's is what its process took
-in a measurement with sockets.
+The worker's part is sampled in this process, over the real sessions and the real engine: each sample goes to
+the innermost file that has a part, and the processor time is parted by their numbers. The gateway's is what
+its process took in a measurement with sockets.
 """
 
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from starsd_server.worker import open_heads
 
 __all__ = ["RoundProfile", "profile_rounds"]
 
-SAMPLE_S = 0.001
+SAMPLE_S = 0.001  # of processor time; a kernel may tick more slowly
+ARITHMETIC = ("head", "scores")  # network, and log-softmax with the likeliest of its vocabulary
 WARM_UP_ROUNDS = 50  # of each device
 OTHER = "sessions"
 PARTS = {
@@ -30,6 +32,7 @@ PARTS = {
     "rows.py": "head",
     "engine.py": "head",
     "kv_cache.py": "head",
+    "heads/candidates.py": "scores",
     "heads/grow.py": "tree",
     "scheduler.py": "scheduler",
     "scheduling.py": "scheduler",
@@ -54,8 +57,8 @@ class RoundProfile:
 
     @property
     def beside_head_ms(self) -> float:
-        """Everything that is not the head."""
-        return sum(ms for part, ms in self.parts_ms.items() if part != "head")
+        """Everything that is not the head's arithmetic."""
+        return sum(ms for part, ms in self.parts_ms.items() if part not in ARITHMETIC)
 
     def lines(self) -> list[str]:
         ordered = sorted(self.parts_ms.items(), key=lambda item: -item[1])
@@ -79,11 +82,14 @@ def worker_parts(plan: BenchPlan, targets: int, rounds: int) -> dict[str, float]
     before = signal.signal(signal.SIGPROF, lambda number, frame: samples.update([part_of(frame)]))
     signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)
     try:
+        started_s = time.process_time()
         played = table.play(rounds)
+        used_ms = (time.process_time() - started_s) * 1e3
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    return {part: count * SAMPLE_S * 1e3 / played for part, count in samples.items() if part}
+    per_sample_ms = used_ms / max(1, samples.total()) / played
+    return {part: count * per_sample_ms for part, count in samples.items() if part}
 
 
 def part_of(frame: FrameType | None) -> str:

@@ -11,17 +11,15 @@ the same, with fewer rows. A tree of four nodes is done after two or three steps
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from starsd_edge.types import Float32Array, Float64Array, TokenArray
 
-__all__ = ["Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts", "candidates"]
+__all__ = ["Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts"]
 
-BLOCK = 64  # columns whose maximum stands for all of them in the first pass of `candidates`
+CLEARLY_LESS = 1.0 - 1e-6  # what rounding may make of an equal rate is not taken for less
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +35,36 @@ class VerifyCosts:
 
     def worth(self, probabilities: Float32Array) -> int:
         """How many of the nodes below the root, given by falling probability, are worth verifying."""
-        rates = self._rates(probabilities)
-        return int(np.argmax(rates))
+        return int(self._rates(self._gains(probabilities)).argmax())
 
-    def floor(self, probabilities: Float32Array) -> float:
-        """The log-probability a node must exceed to pay, whatever else is found: the rate that is certain
-        already, times the least that any further node costs."""
-        least_s = float(np.diff(self.seconds).min(initial=np.inf)) if len(self.seconds) > 1 else 0.0
-        needed = float(self._rates(probabilities).max()) * least_s
-        return math.log(needed) if needed > 0 else -math.inf
+    def reach(self, probabilities: Float32Array, beams: Float32Array) -> int:
+        """How many of the `beams` may still have a child that is worth verifying; both fall.
 
-    def _rates(self, probabilities: Float32Array) -> Float64Array:
-        """Tokens per second with 0, 1, ... of the nodes."""
-        tokens = 1.0 + np.concatenate([[0.0], np.cumsum(probabilities, dtype=np.float64)])
-        rates: Float64Array = tokens / (self.wait_s + self.seconds[: len(tokens)])
+        Nothing that is found later is likelier than the first beam, so it comes behind the nodes that are at
+        least as likely. Behind those a tree gains at most the beam's probability for each node: sizes that do
+        not pay even so are out of reach, and so are children that come behind as many nodes.
+        """
+        gains = self._gains(probabilities)
+        before = (-probabilities).searchsorted(-beams, side="right")  # [b] nodes at least as likely
+        first = int(before[0])
+        certain = float(self._rates(gains[: first + 1]).max())
+        further = np.arange(1, len(self.seconds) - first)
+        hoped = (gains[first] + further * float(beams[0])) / (self.seconds[first + 1 :] + self.wait_s)
+        paying = np.flatnonzero(hoped > certain * CLEARLY_LESS)
+        if not len(paying):
+            return 0
+        largest = first + int(paying[-1]) + 1  # nodes below the root
+        return int(before.searchsorted(largest))
+
+    def _gains(self, probabilities: Float32Array) -> Float64Array:
+        """Tokens that a round brings with 0, 1, ... of the nodes."""
+        gains = np.ones(len(probabilities) + 1)
+        gains[1:] += probabilities.cumsum(dtype=np.float64)
+        return gains
+
+    def _rates(self, gains: Float64Array) -> Float64Array:
+        """Tokens per second."""
+        rates: Float64Array = gains / (self.seconds[: len(gains)] + self.wait_s)
         return rates
 
 
@@ -156,7 +170,7 @@ class TreeGrowth:
         scores = (parent_scores[:, None] + np.minimum(log_probs, 0.0)).ravel()
         self._scores[start:end] = scores
         self._tokens[start:end] = tokens.ravel()
-        self._parents[start:end] = np.repeat(self._beam_pool, log_probs.shape[1])
+        self._parents[start:end].reshape(log_probs.shape)[:] = self._beam_pool[:, None]
         self._count = end
         self.depth += 1
         self.beams = None
@@ -166,13 +180,16 @@ class TreeGrowth:
 
     def scores(self) -> Float32Array:
         """The best `max_nodes - 1` scores so far, falling."""
-        best: Float32Array = -np.sort(-self._scores[: self._count])[: self.limits.max_nodes - 1]
+        falling = -self._scores[: self._count]
+        falling.sort()
+        best: Float32Array = falling[: self.limits.max_nodes - 1]
+        np.negative(best, out=best)
         return best
 
     def finish(self) -> GrownTree:
         """The tree below the root: at most `max_nodes - 1` nodes, and none that does not pay."""
         scores = self._scores[: self._count]
-        kept = np.argsort(-scores, kind="stable")[: self.limits.max_nodes - 1]
+        kept = (-scores).argsort(kind="stable")[: self.limits.max_nodes - 1]
         if self.limits.costs is not None:
             kept = kept[: self.limits.costs.worth(np.exp(scores[kept]))]
         node_of = np.full(self._count + 1, 0, np.int32)  # the last entry answers index -1: the root is node 0
@@ -182,46 +199,14 @@ class TreeGrowth:
     def _choose_beams(self, scores: Float32Array, start: int, width: int) -> None:
         """The `top_k` best of the newest level, less those that cannot have a child in the tree."""
         limits = self.limits
-        order = np.argsort(-scores, kind="stable")[: limits.top_k]
-        room = limits.max_nodes - 1
-        if self._count >= room > 0:
+        order = (-scores).argsort(kind="stable")[: limits.top_k]
+        best = self.scores()
+        if len(best) == limits.max_nodes - 1:
             # Later candidates lose ties, so a child has to beat the last one that is kept now.
-            self._floor = max(self._floor, float(np.partition(self._scores[: self._count], -room)[-room]))
-        elif room == 0:
-            self._floor = np.inf
-        if limits.costs is not None:
-            self._floor = max(self._floor, limits.costs.floor(np.exp(self.scores())))
+            self._floor = max(self._floor, float(best[-1]) if len(best) else np.inf)
         order = order[scores[order] > self._floor]
+        if limits.costs is not None and len(order):
+            order = order[: limits.costs.reach(np.exp(best), np.exp(scores[order]))]
         if len(order):
             self._beam_pool = order + start
             self.beams = Beams(self._tokens[self._beam_pool], order // width, self.depth)
-
-
-def candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and ids of the `count` likeliest tokens of every row, likeliest first, ties by id.
-
-    Args:
-        logits: [m, n] of any floating dtype; the log-softmax is taken in float32.
-        count: at most n.
-
-    Returns:
-        float32 [m, count] and int64 [m, count]. A row that holds a NaN or infinity comes back with one.
-    """
-    log_probs = torch.log_softmax(logits.float(), dim=-1)
-    rows, columns = log_probs.shape
-    ask = min(count + 1, columns)  # one more than wanted, to see a tie at the edge
-    if columns % BLOCK == 0 and columns >= 4 * BLOCK * ask:
-        # The best `ask` values lie in the `ask` blocks with the best maxima (up to ties, seen below).
-        blocks = log_probs.view(rows, -1, BLOCK)
-        chosen = blocks.amax(-1).topk(ask, dim=-1).indices  # [m, ask]
-        near = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
-        best, place = near.topk(ask, dim=-1)
-        ids = chosen.gather(1, place // BLOCK) * BLOCK + place % BLOCK
-    else:
-        best, ids = log_probs.topk(ask, dim=-1)
-    tied = (best[:, 1:] == best[:, :-1]).any(-1)
-    if bool(tied.any()):
-        for row in tied.nonzero()[:, 0].tolist():
-            order = torch.sort(log_probs[row], descending=True, stable=True)
-            best[row], ids[row] = order.values[:ask], order.indices[:ask]
-    return best[:, :count], ids[:, :count]
