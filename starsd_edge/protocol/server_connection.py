@@ -313,6 +313,7 @@ class ServerConnection:
             return self._need_prefill(head)
         self._check_rows(message)
         features = message.features.decode()
+        self._overtake(start + 1)
         if not self._append(start, message.tokens, head):
             self.evicted()
             return self._need_prefill(head)
@@ -339,19 +340,28 @@ class ServerConnection:
             return [Dropped(kind_of(message))]
         if head.round_id <= self._last_round or head.epoch < self.epoch:
             return [Dropped(kind_of(message))]
-        if len(self._pending) >= MAX_PENDING:
-            raise WireError(ErrorCode.LIMIT, f"more than {MAX_PENDING} requests under way in one session")
         return None
 
     def _need_prefill(self, head: Head) -> list[ServerEvent]:
         held = self.held_len if head.epoch == self.epoch and self.state is ServerState.OPENED else 0
         return [Reply(encode(NeedPrefill(self._stamp(head, held))))]
 
+    def _overtake(self, held_before: int) -> None:
+        """New rows are put behind `held_before` tokens: older requests for a tree, and rows that these replace,
+        are not waited for any more. Raises WireError when still more are under way than may be."""
+        still = {
+            number: pending
+            for number, pending in self._pending.items()
+            if not pending.wants_draft and pending.head.base_len <= held_before
+        }
+        if len(still) >= MAX_PENDING:
+            raise WireError(ErrorCode.LIMIT, f"more than {MAX_PENDING} requests under way in one session")
+        self._pending = still
+
     def _accept(self, head: Head, held_before: int, wants_draft: bool) -> None:
-        """The request counts from here on. An older one that still waits for a tree is overtaken."""
+        """The request counts from here on."""
         self._last_round = head.round_id
         self._cached = None
-        self._pending = {number: p for number, p in self._pending.items() if not p.wants_draft}
         self._pending[head.round_id] = Pending(head, held_before, wants_draft)
 
     def _check_rows(self, message: Prefill | Update) -> None:

@@ -270,6 +270,23 @@ def test_a_newer_request_overtakes_the_tree_before_it(opened: ServerConnection) 
     assert (opened.wants(3), opened.wants(4)) == (False, True)
 
 
+def test_rows_that_replace_others_overtake_them(opened: ServerConnection) -> None:
+    """An engine hangs, the edge plans its chunks anew again and again; all arrive when it goes on."""
+    for number in range(3, 23, 2):
+        assert isinstance(opened.receive(prefill(number, 10, 4))[0], RowsArrived)
+        assert isinstance(opened.receive(prefill(number + 1, 14, 4))[0], RowsArrived)
+    assert [number for number in range(3, 23) if opened.wants(number)] == [21, 22]
+
+
+def test_more_requests_at_a_time_than_may_be_are_refused(opened: ServerConnection) -> None:
+    for number in range(4):
+        assert isinstance(opened.receive(prefill(3 + number, 10 + number, 1))[0], RowsArrived)
+    (refused,) = replies(opened.receive(prefill(7, 14, 1)))
+    assert isinstance(refused, Error)
+    assert refused.code is ErrorCode.LIMIT
+    assert opened.held_len == 15
+
+
 def test_a_service_that_drains_takes_no_new_context_but_finishes_rounds(opened: ServerConnection) -> None:
     opened.send_goaway(5000)
     assert isinstance(opened.receive(update(3, 10, 1))[0], RowsArrived)

@@ -151,7 +151,7 @@ class Faults:
     def end(self) -> None:
         """The line is good and the service works from now on; what is under way still arrives."""
         self._over = True
-        self._service.hung = False
+        self._service.go_on()
         self._weather.down = False
         self._weather.drop = self._weather.double = self._weather.reorder = 0.0
 
@@ -175,9 +175,8 @@ class Faults:
 
     def _hang(self) -> None:
         """The engine stands, the sockets live: SIGSTOP, or a kernel that does not return."""
-        self._for_a_while(
-            lambda: setattr(self._service, "hung", True), lambda: setattr(self._service, "hung", False)
-        )
+        keeps = self._world.chance.random() < 0.5
+        self._for_a_while(lambda: self._service.hang(keeps=keeps), self._service.go_on)
 
     def _reset(self) -> None:
         if not self._over:

@@ -62,7 +62,6 @@ class ListEngine(OwnThread):
         return SessionRows(slot)
 
     def rewind(self, session: Any, committed: int) -> None:
-        session.growth = None
         self.kv.truncate(session.slot, committed)
         session.committed = committed
 
@@ -74,15 +73,12 @@ class ListEngine(OwnThread):
         if isinstance(item, Extend):
             self._extend(item)
             if item.limits is None:
-                session.growth = None
                 return Advanced()
             self._levels_left[session.slot] = TREE_LEVELS
-            session.growth = _Growing()  # type: ignore[assignment]  # only its beams are looked at
             return Advanced(beams=1)
         self._levels_left[session.slot] -= 1
         if self._levels_left[session.slot]:
             return Advanced(beams=1)
-        session.growth = None
         return self._tree(session.slot)
 
     def _extend(self, item: Extend) -> None:
@@ -115,18 +111,13 @@ class ListEngine(OwnThread):
         )
 
 
-class _Growing:
-    """A tree under way."""
-
-    beams = (0,)
-
-
 class SimulatedService:
     """One service at one address, through its restarts. `route` numbers stand for connections."""
 
     def __init__(self, world: World, limits: Limits) -> None:
         self.world = world
         self.hung = False
+        self._unread: list[tuple[str, int, Frames]] | None = None  # what came while it hung; None: it is lost
         self.generation = 0  # of the engine: what it held is gone with it
         self.replies: dict[int, Callable[[Frames], None]] = {}
         self._limits = limits
@@ -137,6 +128,8 @@ class SimulatedService:
         """The engine's process ends and another begins: another boot, and nothing held."""
         self.generation += 1
         self._busy = False
+        if self._unread:
+            self._unread.clear()
         offer = ServiceOffer(
             "simulated",
             "0",
@@ -152,8 +145,21 @@ class SimulatedService:
         self._sessions.drain(self.world.now_s, 1000)
         self._reply()
 
+    def hang(self, *, keeps: bool) -> None:
+        """Its loop stands. What arrives is lost, or waits in the sockets and comes all at once."""
+        self.hung = True
+        self._unread = [] if keeps else None
+
+    def go_on(self) -> None:
+        self.hung = False
+        unread, self._unread = self._unread or [], None
+        for device, route, frames in unread:
+            self.receive(device, route, frames)
+
     def receive(self, device: str, route: int, frames: Frames) -> None:
         if self.hung:
+            if self._unread is not None:
+                self._unread.append((device, route, frames))
             return
         try:
             message = decode(frames)
