@@ -20,7 +20,16 @@ import zmq
 from starsd_edge.errors import ResourceError, StarSDError, UsageError
 from starsd_edge.link.sockets import make_context, seed_libc
 from starsd_edge.protocol.codec import decode, encode, kind_of
-from starsd_edge.protocol.messages import Busy, BusyReason, Error, ErrorCode, Head, MessageKind, WireError
+from starsd_edge.protocol.messages import (
+    Busy,
+    BusyReason,
+    Error,
+    ErrorCode,
+    Head,
+    Hello,
+    MessageKind,
+    WireError,
+)
 from starsd_edge.protocol.telemetry import GatewaySnapshot, decode_snapshot
 from starsd_server import child
 from starsd_server.config import ServiceConfig
@@ -29,16 +38,18 @@ from starsd_server.ipc import (
     GatewayState,
     connect_worker_socket,
     pack_from_edge,
+    pack_revoked,
     pack_state,
     unpack_in_gateway,
 )
-from starsd_server.peers import open_peers
+from starsd_server.peers import REFRESH_S, Farewell, open_peers
 
 __all__ = ["main"]
 
 log = logging.getLogger("starsd.gateway")
 
 STATE_S = 0.5
+WORDS_S = 10.0  # between two accounts of what was dropped
 WORKER_LOOK_MS = 10
 LAST_REPLIES_MS = 200
 MESSAGES_AT_ONCE = 64  # from one side before the other is looked at
@@ -61,9 +72,10 @@ class Gateway:
             self._poller.register(socket, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._counts = GatewaySnapshot()
+        self._said: dict[str, int] = {}  # of each reason, drops that the log knows of
         self._devices: OrderedDict[str, DeviceLink] = OrderedDict()
         self._routes: dict[bytes, str] = {}
-        self._next_state_s = 0.0
+        self._next_state_s = self._next_refresh_s = self._next_words_s = 0.0
 
     @property
     def address(self) -> str:
@@ -77,7 +89,7 @@ class Gateway:
         """Pass messages until the service is gone; says that it is ready once there is a worker."""
         ready_said = False
         while True:
-            ready = dict(self._poller.poll(int(STATE_S * 1e3) if ready_said else WORKER_LOOK_MS))
+            ready = dict(self._poller.poll(self._idle_ms() if ready_said else WORKER_LOOK_MS))
             if not ready_said and self._worker.poll(0, zmq.POLLOUT):
                 child.tell_ready(address=self.address, monitor=self.monitor_address)
                 ready_said = True
@@ -89,7 +101,7 @@ class Gateway:
                 self._from_edges()
             if self._worker in ready:
                 self._from_worker()
-            self._tell_state()
+            self._keep_house()
 
     # ------------------------------------------------------------------------------------------- up
 
@@ -109,18 +121,17 @@ class Gateway:
         device = self._peers.device_of(route, parts[0])
         if device is None:
             self._drop("revoked")
-            self._send(route, encode(Error(Head(0), ErrorCode.REVOKED, "this device's key is not trusted")))
+            self._send(route, REVOKED)
             return
         frames = [part.bytes for part in parts]
         try:
             message = decode(frames)
         except WireError as error:
-            self._drop(error.code.name.lower())
-            log.warning("%s: %s: %s", device, error.code.name, error)
+            self._drop(error.code.name.lower(), f"{device}: {error}")
             self._send(route, encode(Error(error.head or Head(0), error.code, str(error))))
             return
-        self._peers.noticed(route, message)
-        device = self._peers.device_of(route, parts[0]) or device  # a HELLO may just have named it
+        if isinstance(message, Hello):
+            device = self._peers.greeted(route, message, device)
         self._count_up(device, route, parts[0], sum(map(len, frames)))
         try:
             self._worker.send_multipart(pack_from_edge(route, device, arrived_ns, frames), zmq.NOBLOCK)
@@ -141,8 +152,10 @@ class Gateway:
             outgoing = unpack_in_gateway(parts)
             if isinstance(outgoing, bytes):
                 self._publish(outgoing)
-            else:
+            elif self._peers.may_hear(outgoing.route):
                 self._send(outgoing.route, outgoing.frames)
+            else:
+                self._drop("revoked")
 
     def _send(self, route: bytes, frames: list[bytes]) -> None:
         """Never waits: a peer that does not read loses the message, and asks again when it does."""
@@ -185,15 +198,47 @@ class Gateway:
             with contextlib.suppress(zmq.ZMQError):
                 link.address = str(frame.get("Peer-Address"))
 
-    def _drop(self, reason: str) -> None:
-        self._counts.dropped[reason] = self._counts.dropped.get(reason, 0) + 1
+    def _drop(self, reason: str, detail: str = "") -> None:
+        self._counts.dropped[reason] = count = self._counts.dropped.get(reason, 0) + 1
+        if count == 1:
+            self._said[reason] = 1
+            log.warning("dropped, %s: %s", reason, detail or "the first of its kind")
+
+    def _say_drops(self) -> None:
+        """One line a reason: a peer must not be able to fill the disk."""
+        for reason, count in self._counts.dropped.items():
+            if count > self._said[reason]:
+                log.warning("dropped, %s: %d more, %d in all", reason, count - self._said[reason], count)
+                self._said[reason] = count
+
+    # ------------------------------------------------------------------------------------- the house
+
+    def _idle_ms(self) -> int:
+        return max(0, int((min(self._next_state_s, self._next_refresh_s) - time.monotonic()) * 1e3) + 1)
+
+    def _keep_house(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_refresh_s:
+            self._next_refresh_s = now_s + REFRESH_S
+            for farewell in self._peers.refresh():
+                self._part_from(farewell)
+        if now_s >= self._next_state_s:
+            self._next_state_s = now_s + STATE_S
+            self._tell_state()
+        if now_s >= self._next_words_s:
+            self._next_words_s = now_s + WORDS_S
+            self._say_drops()
+
+    def _part_from(self, farewell: Farewell) -> None:
+        """Tell a device that its key is not trusted any more, and end its sessions."""
+        log.warning("%s: revoked, %d connections told", farewell.device, len(farewell.routes))
+        for route in farewell.routes:
+            self._drop("revoked")
+            self._send(route, REVOKED)
+        with contextlib.suppress(zmq.Again):  # a worker that is away has no sessions
+            self._worker.send_multipart(pack_revoked(farewell.device), zmq.NOBLOCK)
 
     def _tell_state(self) -> None:
-        now_s = time.monotonic()
-        if now_s < self._next_state_s:
-            return
-        self._next_state_s = now_s + STATE_S
-        self._peers.refresh()
         self._counts.refused_peers = self._peers.refused()
         watched = self._monitor is not None and self._monitor.wanted
         state = GatewayState(self._counts, dict(self._devices), watched)
@@ -201,6 +246,13 @@ class Gateway:
             self._worker.send_multipart(pack_state(state), zmq.NOBLOCK)
 
 
+REVOKED = encode(
+    Error(
+        Head(0),
+        ErrorCode.REVOKED,
+        "the draft service does not trust this device's key any more: `starsd keys trust` it there",
+    )
+)
 WANT_AN_ANSWER = (MessageKind.HELLO, MessageKind.OPEN, MessageKind.PREFILL, MessageKind.UPDATE)
 
 
@@ -223,15 +275,19 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
     return f"{endpoint.rpartition(':')[0]}:{port}"
 
 
-def cap_memory(mib: int) -> None:
-    """Whatever a peer sends, this process takes no more; it dies and is started again."""
-    resource.setrlimit(resource.RLIMIT_AS, (mib * 2**20, mib * 2**20))
+def set_limits(memory_mib: int) -> None:
+    """Whatever a peer sends, this process takes no more memory: it dies and is started again, and leaves no
+    dump with a key in it. Connections are bounded by the system, not by the low limit that shells set."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_mib * 2**20, memory_mib * 2**20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
 
 def main() -> None:
     config = child.read_config(ServiceConfig)
     child.set_log_level(config.log_level)
-    cap_memory(config.memory_mib)
+    set_limits(config.memory_mib)
     seed_libc()
     try:
         gateway = Gateway(config)

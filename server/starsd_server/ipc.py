@@ -2,6 +2,7 @@
 
     gateway -> worker   MESSAGE  route  device  arrival  frame...      a message that the codec accepted
                         STATE    JSON of GatewayState                  twice a second
+                        REVOKED  device                                its key is not trusted any more
     worker -> gateway   MESSAGE  route  frame...                       a reply
                         SNAPSHOT JSON of a ServiceSnapshot             for whoever watches
 
@@ -28,9 +29,11 @@ __all__ = [
     "DeviceLink",
     "FromEdge",
     "GatewayState",
+    "Revoked",
     "ToEdge",
     "connect_worker_socket",
     "pack_from_edge",
+    "pack_revoked",
     "pack_snapshot",
     "pack_state",
     "pack_to_edge",
@@ -39,9 +42,10 @@ __all__ = [
     "unpack_in_worker",
 ]
 
-MESSAGE, STATE, SNAPSHOT = b"\x01", b"\x02", b"\x03"
+MESSAGE, STATE, SNAPSHOT, REVOKED = b"\x01", b"\x02", b"\x03", b"\x04"
 ARRIVAL = struct.Struct("<Q")
-QUEUE_MESSAGES = 1024  # of all edges together; beyond it the gateway says BUSY
+# Of all edges together; beyond it the gateway says BUSY. A chunk is 256 KiB, so this is 64 MiB at most.
+QUEUE_MESSAGES = 256
 SOCKET_NAME = "engine.sock"
 
 
@@ -70,6 +74,13 @@ class FromEdge:
     device: str
     arrived_s: float
     frames: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """A device that was trusted and is not, or not with the key it came with: its sessions end."""
+
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +128,19 @@ def pack_state(state: GatewayState) -> list[bytes]:
     return [STATE, msgspec.json.encode(state)]
 
 
+def pack_revoked(device: str) -> list[bytes]:
+    return [REVOKED, device.encode()]
+
+
 def pack_snapshot(payload: bytes) -> list[bytes]:
     return [SNAPSHOT, payload]
 
 
-def unpack_in_worker(parts: list[bytes]) -> FromEdge | GatewayState:
+def unpack_in_worker(parts: list[bytes]) -> FromEdge | GatewayState | Revoked:
     if parts[0] == STATE:
         return _STATE_DECODER.decode(parts[1])
+    if parts[0] == REVOKED:
+        return Revoked(parts[1].decode())
     _, route, device, arrival, *frames = parts
     return FromEdge(route, device.decode(), ARRIVAL.unpack(arrival)[0] / 1e9, frames)
 

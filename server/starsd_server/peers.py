@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,18 +16,27 @@ from starsd_edge.link.sockets import ZAP_DOMAIN, SyncSocket, check_private, serv
 from starsd_edge.link.trust import TrustStore
 from starsd_edge.link.zap import Authenticator, Knock, check_stranger_is_refused
 from starsd_edge.monitor.publish import SnapshotPublisher
-from starsd_edge.protocol.messages import Hello, Message
+from starsd_edge.protocol.messages import Hello
 from starsd_edge.protocol.telemetry import RefusedPeer
 from starsd_server.config import ServiceConfig
 
-__all__ = ["KeyedPeers", "LocalPeers", "Peers", "open_peers"]
+__all__ = ["REFRESH_S", "Farewell", "KeyedPeers", "LocalPeers", "Peers", "open_peers"]
 
 log = logging.getLogger("starsd.gateway")
 
+REFRESH_S = 0.25  # a revoked key is noticed well within a second
 MAX_ROUTES = 4096  # connections remembered; the one unused for longest is forgotten first
 MAX_REFUSED = 32  # strangers remembered, the latest
 UNNAMED = "local"
 SERVICE_KEY, TRUSTED = "service.key", "trusted"  # in the keys folder
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """A device that was trusted and is not, or not with the key it came with, and its connections."""
+
+    device: str
+    routes: list[bytes]
 
 
 class Peers(Protocol):
@@ -42,12 +52,17 @@ class Peers(Protocol):
         """The device that sent `frame`; None when it may not speak (any more)."""
         ...
 
-    def noticed(self, route: bytes, message: Message) -> None:
-        """A valid message came from `route`."""
+    def greeted(self, route: bytes, hello: Hello, device: str) -> str:
+        """The name of the device from here on, after its HELLO."""
         ...
 
-    def refresh(self) -> None:
-        """Look whether somebody was trusted or revoked; called twice a second."""
+    def may_hear(self, route: bytes) -> bool:
+        """Whether a reply may still go there."""
+        ...
+
+    def refresh(self) -> list[Farewell]:
+        """Look whether somebody was trusted or revoked; whoever was revoked must be told. Called every
+        REFRESH_S."""
         ...
 
     def fingerprint(self, device: str) -> str: ...
@@ -79,15 +94,16 @@ class LocalPeers:
     def device_of(self, route: bytes, frame: zmq.Frame) -> str | None:
         return self._names.get(route, UNNAMED)
 
-    def noticed(self, route: bytes, message: Message) -> None:
-        if isinstance(message, Hello):
-            self._names[route] = message.body.device or UNNAMED
-            self._names.move_to_end(route)
-            if len(self._names) > MAX_ROUTES:
-                self._names.popitem(last=False)
+    def greeted(self, route: bytes, hello: Hello, device: str) -> str:
+        name = hello.body.device or UNNAMED
+        remember(self._names, route, name)
+        return name
 
-    def refresh(self) -> None:
-        pass
+    def may_hear(self, route: bytes) -> bool:
+        return True
+
+    def refresh(self) -> list[Farewell]:
+        return []
 
     def fingerprint(self, device: str) -> str:
         return ""
@@ -96,8 +112,16 @@ class LocalPeers:
         return []
 
 
+def remember(routes: OrderedDict[bytes, str], route: bytes, value: str) -> None:
+    routes[route] = value
+    routes.move_to_end(route)
+    if len(routes) > MAX_ROUTES:
+        routes.popitem(last=False)
+
+
 class KeyedPeers:
-    """Devices by their CURVE keys. A key that is no longer trusted is noticed at its next message.
+    """Devices by their CURVE keys. Trust is asked for with every message and every reply, not only at the
+    handshake; whoever loses it is told, spoken to no more, and their sessions end.
 
     Raises ConfigError when the service's key is missing, AuthenticationError when the self-test lets a
     stranger in: then nothing is opened.
@@ -111,6 +135,7 @@ class KeyedPeers:
         self._refused_at: dict[str, float] = {}
         self._zap = Authenticator(context, self._trust.device_of, self._on_knock)
         self._zap.start()
+        self._keys: OrderedDict[bytes, str] = OrderedDict()  # of each connection
 
     def open_socket(self) -> SyncSocket:
         socket = service_socket(self._context, self._own)
@@ -123,17 +148,31 @@ class KeyedPeers:
         return SnapshotPublisher(self._context, endpoint, secret_key=secret, zap_domain=ZAP_DOMAIN)
 
     def device_of(self, route: bytes, frame: zmq.Frame) -> str | None:
-        public = frame.get("User-Id")
-        return self._trust.device_of(str(public))
+        public = str(frame.get("User-Id"))
+        device = self._trust.device_of(public)
+        if device is not None:
+            remember(self._keys, route, public)
+        return device
 
-    def noticed(self, route: bytes, message: Message) -> None:
-        pass
+    def greeted(self, route: bytes, hello: Hello, device: str) -> str:
+        return device  # what the key says, whatever the message does
 
-    def refresh(self) -> None:
-        if self._trust.refresh():
-            log.info(
-                "trusted devices changed: %s", ", ".join(k.name for k in self._trust.devices()) or "none"
-            )
+    def may_hear(self, route: bytes) -> bool:
+        return route in self._keys
+
+    def refresh(self) -> list[Farewell]:
+        before = {route: self._trust.device_of(public) for route, public in self._keys.items()}
+        names = {key.name for key in self._trust.devices()}
+        if not self._trust.refresh():
+            return []
+        known = {key.name for key in self._trust.devices()}
+        log.info("trusted devices changed: %s", ", ".join(sorted(known)) or "none")
+        gone: dict[str, list[bytes]] = {name: [] for name in names - known}
+        for route, device in before.items():
+            if device is not None and self._trust.device_of(self._keys[route]) != device:
+                gone.setdefault(device, []).append(route)
+                del self._keys[route]
+        return [Farewell(device, routes) for device, routes in gone.items()]
 
     def fingerprint(self, device: str) -> str:
         return next((key.fingerprint for key in self._trust.devices() if key.name == device), "")

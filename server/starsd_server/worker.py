@@ -34,6 +34,7 @@ from starsd_server.heads.checkpoint import load_head, read_manifest
 from starsd_server.ipc import (
     FromEdge,
     GatewayState,
+    Revoked,
     connect_worker_socket,
     pack_snapshot,
     pack_to_edge,
@@ -120,10 +121,13 @@ class Worker:
             except zmq.Again:
                 return
             incoming = unpack_in_worker(parts)
-            if isinstance(incoming, FromEdge):
-                self._take(incoming)
-            else:
-                self._gateway = incoming
+            match incoming:
+                case FromEdge():
+                    self._take(incoming)
+                case GatewayState():
+                    self._gateway = incoming
+                case Revoked(device):
+                    self.sessions.drop_device(device)
 
     def _take(self, incoming: FromEdge) -> None:
         try:

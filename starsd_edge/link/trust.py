@@ -52,24 +52,13 @@ class TrustStore:
             seen = {}
         if seen == self._seen:
             return False
-        self._devices = {}
-        for name in sorted(seen):
-            self._read(self.folder / name)
+        keys = [key for name in sorted(seen) if (key := read_device(self.folder / name)) is not None]
+        names = {key.previous: key.name for key in keys if key.previous}
+        names.update({key.public: key.name for key in keys})
         self._seen = seen
-        self._names = {key.public: key.name for key in self._devices.values()}
-        self._names |= {key.previous: key.name for key in self._devices.values() if key.previous}
+        self._devices = {key.name: key for key in keys}
+        self._names = names  # in one step: the ZAP thread reads it
         return True
-
-    def _read(self, path: Path) -> None:
-        try:
-            key = public_of(read_record(path), path)
-        except ConfigError as error:
-            log.warning("%s; this device is not let in", error)
-            return
-        if key.name != path.name.removesuffix(SUFFIX):
-            log.warning("%s: is for a device named '%s'; it is not let in", path, key.name)
-            return
-        self._devices[key.name] = key
 
     def trust(self, key: PublicKey, *, replace_other: bool = False, keep_previous: bool = False) -> None:
         """Let `key` in under its name. Raises UsageError when the name or the key is taken."""
@@ -102,3 +91,16 @@ class TrustStore:
                 return key
         known = ", ".join(key.name for key in self.devices()) or "nobody"
         raise UsageError(f"no device '{name_or_fingerprint}' is trusted; trusted: {known}")
+
+
+def read_device(path: Path) -> PublicKey | None:
+    """The device in a file; None, and a line in the log, when it lets nobody in."""
+    try:
+        key = public_of(read_record(path), path)
+    except ConfigError as error:
+        log.warning("%s; this device is not let in", error)
+        return None
+    if key.name != path.name.removesuffix(SUFFIX):
+        log.warning("%s: is for a device named '%s'; it is not let in", path, key.name)
+        return None
+    return key

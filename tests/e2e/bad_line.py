@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import selectors
 import socket
 import struct
@@ -17,6 +18,7 @@ CHUNK = 16 * 1024
 TICK_S = 0.005
 # A reset instead of a goodbye.
 ABORT = struct.pack("ii", 1, 0)
+RETRANSMITTED_S = 0.3
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Pipe:
     is_up: bool
     waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
     line_free_s: float = 0.0
+    last_s: float = 0.0  # nothing overtakes what was sent before
+    lost: bool = False  # the other end is gone, and this one does not know
 
 
 class BadLine:
@@ -36,6 +40,7 @@ class BadLine:
     silent       nothing is read or delivered, and nobody is told: a half-open connection
     delay_s      each way
     bytes_per_s  up, 0: not limited
+    stall_share  of all pieces of data, those that arrive a retransmission later, and what is behind them, too
     refusing     new connections are reset at once
     """
 
@@ -43,6 +48,7 @@ class BadLine:
         self.silent = self.refusing = False
         self.delay_s = 0.0
         self.bytes_per_s = 0.0
+        self.stall_share = 0.0
         self.bytes_up = 0
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -50,7 +56,9 @@ class BadLine:
         self.port: int = self._listener.getsockname()[1]
         self.address = f"tcp://127.0.0.1:{self.port}"
         self._pipes: list[Pipe] = []
+        self._chance = random.Random(1)
         self._cut = threading.Event()
+        self._forget = threading.Event()
         self._stop = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -60,6 +68,15 @@ class BadLine:
     def cut(self) -> None:
         """Reset all connections; new ones may be made."""
         self._cut.set()
+
+    def forget(self) -> None:
+        """The service's ends of all connections are reset; the edge is not told, and what it sends vanishes."""
+        self._forget.set()
+
+    def lead_to(self, port: int) -> None:
+        """New connections go to another service."""
+        self._port = port
+        self.cut()
 
     def close(self) -> None:
         self._stop.set()
@@ -76,6 +93,10 @@ class BadLine:
                 self._cut.clear()
                 for pipe in list(self._pipes):
                     self._drop(pipe)
+            if self._forget.is_set():
+                self._forget.clear()
+                for pipe in [pipe for pipe in self._pipes if pipe.is_up]:
+                    self._lose_service(pipe)
             if not self.silent:
                 for pipe in list(self._pipes):
                     self._deliver(pipe)
@@ -112,13 +133,19 @@ class BadLine:
         if not data:
             self._drop(pipe)
             return
+        if pipe.lost:
+            return
         now_s = time.monotonic()
         start_s = now_s
         if pipe.is_up:
             self.bytes_up += len(data)
             if self.bytes_per_s:
                 start_s = pipe.line_free_s = max(now_s, pipe.line_free_s) + len(data) / self.bytes_per_s
-        pipe.waiting.append((start_s + self.delay_s, data))
+        arrives_s = start_s + self.delay_s
+        if self._chance.random() < self.stall_share:
+            arrives_s += RETRANSMITTED_S
+        pipe.last_s = arrives_s = max(arrives_s, pipe.last_s)
+        pipe.waiting.append((arrives_s, data))
 
     def _deliver(self, pipe: Pipe) -> None:
         while pipe.waiting and pipe.waiting[0][0] <= time.monotonic():
@@ -134,6 +161,15 @@ class BadLine:
                 pipe.waiting[0] = (pipe.waiting[0][0], data[sent:])
                 return
             pipe.waiting.popleft()
+
+    def _lose_service(self, up: Pipe) -> None:
+        up.lost = True
+        up.waiting.clear()
+        for down in [pipe for pipe in self._pipes if pipe.source is up.sink]:
+            self._pipes.remove(down)
+            self._selector.unregister(down.source)
+            down.source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+            down.source.close()
 
     def _drop(self, pipe: Pipe) -> None:
         for other in [p for p in self._pipes if p.source in (pipe.source, pipe.sink)]:
