@@ -133,9 +133,11 @@ class KeyedPeers:
         self._trust = TrustStore(folder / TRUSTED)
         self._refused: OrderedDict[str, RefusedPeer] = OrderedDict()
         self._refused_at: dict[str, float] = {}
-        self._zap = Authenticator(context, self._trust.device_of, self._on_knock)
+        self._zap = Authenticator(context, self._trust.find, self._on_knock)
         self._zap.start()
         self._keys: OrderedDict[bytes, str] = OrderedDict()  # of each connection
+        self._looked = self._trust.changes
+        self._devices = self._names_now()
 
     def open_socket(self) -> SyncSocket:
         socket = service_socket(self._context, self._own)
@@ -161,18 +163,26 @@ class KeyedPeers:
         return route in self._keys
 
     def refresh(self) -> list[Farewell]:
-        before = {route: self._trust.device_of(public) for route, public in self._keys.items()}
-        names = {key.name for key in self._trust.devices()}
-        if not self._trust.refresh():
+        self._trust.refresh()
+        if self._looked == self._trust.changes:
             return []
-        known = {key.name for key in self._trust.devices()}
-        log.info("trusted devices changed: %s", ", ".join(sorted(known)) or "none")
-        gone: dict[str, list[bytes]] = {name: [] for name in names - known}
-        for route, device in before.items():
-            if device is not None and self._trust.device_of(self._keys[route]) != device:
-                gone.setdefault(device, []).append(route)
+        self._looked = self._trust.changes
+        before, self._devices = self._devices, self._names_now()
+        log.info("trusted devices changed: %s", ", ".join(sorted(set(self._devices.values()))) or "none")
+        gone = {public: name for public, name in before.items() if self._devices.get(public) != name}
+        routes: dict[str, list[bytes]] = {name: [] for name in gone.values()}
+        for route, public in list(self._keys.items()):
+            if public in gone:
+                routes[gone[public]].append(route)
                 del self._keys[route]
-        return [Farewell(device, routes) for device, routes in gone.items()]
+        return [Farewell(device, told) for device, told in routes.items()]
+
+    def _names_now(self) -> dict[str, str]:
+        """Device names by public key, those under rotation twice."""
+        keys = self._trust.devices()
+        return {key.previous: key.name for key in keys if key.previous} | {
+            key.public: key.name for key in keys
+        }
 
     def fingerprint(self, device: str) -> str:
         return next((key.fingerprint for key in self._trust.devices() if key.name == device), "")

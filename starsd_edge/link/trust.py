@@ -7,6 +7,7 @@ module or by hand; changes are seen at the next look. A file that cannot be read
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,15 @@ SUFFIX = ".pub"
 
 
 class TrustStore:
-    """Devices by name and by key. `refresh` sees changes of the directory; it costs a stat per device."""
+    """Devices by name and by key. `refresh` sees changes of the directory; it costs a stat per device.
+
+    `changes` counts them. Any thread may call anything.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.changes = 0
+        self._lock = threading.Lock()
         self._seen: dict[str, tuple[int, int, int]] = {}
         self._devices: dict[str, PublicKey] = {}
         self._names: dict[str, str] = {}  # public key -> device name
@@ -38,8 +44,20 @@ class TrustStore:
         """All that are trusted, by name."""
         return [self._devices[name] for name in sorted(self._devices)]
 
+    def find(self, public: str) -> str | None:
+        """Like `device_of`, but has a look at the directory before it takes somebody for a stranger."""
+        device = self.device_of(public)
+        if device is None:
+            self.refresh()
+            device = self.device_of(public)
+        return device
+
     def refresh(self) -> bool:
         """Read what changed; True when somebody was added, replaced or removed."""
+        with self._lock:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         try:
             # Inode and ctime too: a file put in place within the clock's resolution still is another one.
             seen = {
@@ -57,7 +75,8 @@ class TrustStore:
         names.update({key.public: key.name for key in keys})
         self._seen = seen
         self._devices = {key.name: key for key in keys}
-        self._names = names  # in one step: the ZAP thread reads it
+        self._names = names  # in one step: others read it meanwhile
+        self.changes += 1
         return True
 
     def trust(self, key: PublicKey, *, replace_other: bool = False, keep_previous: bool = False) -> None:

@@ -347,8 +347,8 @@ class ServerConnection:
         return [Reply(encode(NeedPrefill(self._stamp(head, held))))]
 
     def _overtake(self, held_before: int) -> None:
-        """New rows come behind `held_before` tokens: older requests for a tree, and rows that these replace, are
-        waited for no more. Raises WireError when still more are under way than may be."""
+        """New rows come behind `held_before` tokens: older requests for a tree, and rows that these replace,
+        are waited for no more. Raises WireError when still more are under way than may be."""
         still = {
             number: pending
             for number, pending in self._pending.items()

@@ -70,7 +70,7 @@ class BadLine:
         self._cut.set()
 
     def forget(self) -> None:
-        """The service's ends of all connections are reset; the edge is not told, and what it sends vanishes."""
+        """The service's ends of all connections are reset; the edge is not told, what it sends vanishes."""
         self._forget.set()
 
     def lead_to(self, port: int) -> None:

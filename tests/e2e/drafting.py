@@ -147,23 +147,28 @@ class Running:
         assert line, log.read_text()
         self.process = process
         self._log = log
-        self.pids: dict[str, int] = json.loads(line)["pids"]
+        self._hit: dict[str, int] = {}  # processes that were sent a signal
         self.address: str = json.loads(line)["address"]
         self.port = int(self.address.rpartition(":")[2])
 
     def signal(self, name: str, number: int) -> None:
         """To the `worker` or the `gateway`."""
-        os.kill(self.pids[name], number)
+        self._hit[name] = self.pid(name)
+        os.kill(self._hit[name], number)
 
     def wait_for_another(self, name: str) -> None:
-        """Until the service has started one in place of the process that was."""
-        old = self.pids[name]
+        """Until the service has started one in place of the process that was hit."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while (new := self._child(name)) in (None, old):
+        while self.pid(name) == self._hit[name]:
             assert time.monotonic() < deadline_s, self.log
             time.sleep(0.02)
-        assert new is not None
-        self.pids[name] = new
+
+    def pid(self, name: str) -> int:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (pid := self._child(name)) is None:
+            assert time.monotonic() < deadline_s, self.log
+            time.sleep(0.02)
+        return pid
 
     def leave(self) -> int:
         """SIGTERM; the exit code."""
@@ -176,7 +181,7 @@ class Running:
 
     def memory_mib(self, name: str) -> int:
         """Address space of one of the processes."""
-        status = Path(f"/proc/{self.pids[name]}/status").read_text()
+        status = Path(f"/proc/{self.pid(name)}/status").read_text()
         return int(status.split("VmSize:")[1].split()[0]) // 1024
 
     def _child(self, name: str) -> int | None:

@@ -7,7 +7,9 @@ kernel's own TCP on a bad link.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +39,12 @@ pytestmark = pytest.mark.slow
 
 STOPPED_S = 2.0  # longer than QUICK's edge waits for three answers
 PROCESSES = ["gateway", "worker"]
+# ZMTP 3.0 by hand: a DEALER without security.
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+LONG_FRAME_AND_MORE = b"\x03"
+ENDLESS = bytes(64 * 1024)
+MEMORY_MIB = 1024  # of address space, which the gateway may take
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +151,23 @@ def test_a_killed_gateway_keeps_the_sessions(edge: Edge, line: BadLine, service:
     edge.generate([*prompt, 1], 8)
     edge.joined()
     assert line.bytes_up - before < 200 * HIDDEN * 2
+
+
+def test_a_message_that_never_ends_is_cut_off_at_the_gateways_cap(edge: Edge, service: Running) -> None:
+    """Frame after frame, each to be followed by more: no option of ZeroMQ bounds that, and with CURVE only a
+    trusted device gets so far. At its cap the gateway drops the connection, or dies and is replaced."""
+    with socket.create_connection(("127.0.0.1", service.port)) as stranger:
+        stranger.sendall(GREETING + READY)
+        frame = LONG_FRAME_AND_MORE + len(ENDLESS).to_bytes(8, "big") + ENDLESS
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 2 * MEMORY_MIB << 20:
+                stranger.sendall(frame)
+                sent += len(frame)
+    assert sent < 2 * MEMORY_MIB << 20
+    edge.generate(PROMPT, 30)
+    edge.drafts_again()
+    assert service.memory_mib("gateway") < MEMORY_MIB
 
 
 def test_a_device_that_sleeps_goes_on_where_it_was(line: BadLine) -> None:

@@ -1,0 +1,185 @@
+"""Who gets in and who does not, what each is told, and what strangers can do to those who are in.
+
+One real service with keys, on loopback: `starsd keys` manages its folder while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import zmq
+
+from starsd_edge.cli.keys import command as keys_command
+from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket, make_context
+from starsd_edge.protocol.codec import encode
+from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.messages import Head, Ping
+from tests.e2e.drafting import HIDDEN, IDENTITY, PATIENCE_S, PROMPT, VOCAB, Edge, Running, serving
+
+pytestmark = pytest.mark.slow
+
+SERVICE, JET, LAPTOP, STRANGER = (KeyPair.generate(name) for name in ("service", "jet1", "laptop", "x"))
+OTHER_TARGET = Identity(
+    target="other",
+    target_hash="ff",
+    vocab_size=VOCAB,
+    tokenizer_hash="11",
+    hidden_size=HIDDEN,
+    feature_size=HIDDEN,
+)
+MEMORY_MIB = 1024  # what the gateway may take
+MIB = bytes(1 << 20)
+PATIENCE_MS = PATIENCE_S * 1e3
+
+
+def keys(*words: str) -> None:
+    """`starsd keys ...`"""
+    keys_command.main(list(words), standalone_mode=False)
+
+
+def trust(folder: Path, pair: KeyPair) -> None:
+    keys("trust", pair.key.name, pair.key.public, "--dir", str(folder / "trusted"))
+
+
+@dataclass(frozen=True)
+class Trusting:
+    running: Running
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def service(head_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trusting]:
+    folder = tmp_path_factory.mktemp("keys")
+    SERVICE.save(folder / "service.key")
+    trust(folder, JET)
+    trust(folder, LAPTOP)
+    with serving(head_folder, "--keys", str(folder)) as running:
+        yield Trusting(running, folder)
+
+
+@pytest.fixture
+def new_edge(service: Trusting) -> Iterator[Callable[..., Edge]]:
+    """Makes edges that are closed at the end."""
+    with contextlib.ExitStack() as open_edges:
+
+        def make(pair: KeyPair | None, identity: Identity = IDENTITY, server: KeyPair = SERVICE) -> Edge:
+            own = EdgeKeys(pair, server.key.public) if pair else None
+            edge = Edge(service.running.address, own, identity=identity)
+            open_edges.callback(edge.close)
+            return edge
+
+        yield make
+
+
+@pytest.fixture
+def peer(service: Trusting) -> Iterator[SyncSocket]:
+    """A trusted device's bare socket, for messages that no client of ours sends."""
+    with make_context() as context, edge_socket(context, EdgeKeys(LAPTOP, SERVICE.key.public)) as bare:
+        bare.maxmsgsize = -1
+        bare.connect(service.running.address)
+        assert bare.poll(PATIENCE_MS, zmq.POLLOUT)
+        yield bare
+
+
+def test_a_revoked_device_is_told_and_left_and_others_go_on(
+    service: Trusting, new_edge: Callable[..., Edge]
+) -> None:
+    """It says nothing meanwhile: it is told all the same, and its sessions end. Trusted again, it gets in."""
+    silent, other = new_edge(JET).joined(), new_edge(LAPTOP).joined()
+    other.drafts_again()
+    keys("revoke", "jet1", "--dir", str(service.folder / "trusted"))
+    silent.waits_for_reason("does not trust this device's key any more: `starsd keys trust` it there")
+    silent.generate(PROMPT, 20)
+    assert silent.drafter.stats().counters.rounds == 0
+    other.drafts_again()
+    assert other.drafter.stats().counters.outages == 0
+    assert "jet1: revoked, 1 connections told" in service.running.log
+    trust(service.folder, JET)
+    new_edge(JET).drafts_again()
+
+
+def test_a_revoked_device_that_goes_on_sending_gets_nothing(service: Trusting, peer: SyncSocket) -> None:
+    """A client of somebody's own that keeps its connection: every message is refused."""
+    ping = encode(Ping(Head(1), 5))
+    peer.send_multipart(ping)
+    assert peer.poll(PATIENCE_MS)
+    peer.recv_multipart()
+    keys("revoke", "laptop", "--dir", str(service.folder / "trusted"))
+    try:
+        assert peer.poll(PATIENCE_MS)
+        assert b"does not trust" in peer.recv_multipart()[1]
+        peer.send_multipart(ping)
+        assert peer.poll(PATIENCE_MS)
+        assert b"does not trust" in peer.recv_multipart()[1]
+    finally:
+        trust(service.folder, LAPTOP)
+
+
+def test_every_failure_says_which_it_is_and_what_to_do(
+    service: Trusting, new_edge: Callable[..., Edge]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+    down = Edge(nowhere)
+    unrouted = Edge("tcp://255.255.255.255:7731", EdgeKeys(JET, SERVICE.key.public))
+    told = {
+        new_edge(
+            STRANGER
+        ): f"does not know this device's key {STRANGER.key.fingerprint}: `starsd keys trust`",
+        new_edge(JET, server=STRANGER): "does not hold the draft service's key that this device knows",
+        new_edge(None): "wants keys: give this device a key",
+        new_edge(JET, OTHER_TARGET): "target_hash is 00 here and ff there",
+        down: f"nothing listens at {nowhere}: is the draft service running there?",
+        unrouted: "no route to 255.255.255.255: is this device in the same network?",
+    }
+    try:
+        for edge, words in told.items():
+            edge.waits_for_reason(words)
+            edge.generate(PROMPT, 3)
+    finally:
+        down.close()
+        unrouted.close()
+
+
+def test_strangers_at_the_port_change_nothing_for_those_who_are_in(
+    service: Trusting, new_edge: Callable[..., Edge]
+) -> None:
+    """Stray bytes, HTTP, a scanner, 200 connections that say nothing."""
+    edge = new_edge(JET).joined()
+    edge.drafts_again()
+    address = ("127.0.0.1", service.running.port)
+    with contextlib.ExitStack() as connections:
+        for greeting in (
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\xff" * 4096,
+            b"\x16\x03\x01\x02\x00",
+            b"\0",
+        ):
+            connections.enter_context(socket.create_connection(address)).sendall(greeting)
+        for _ in range(200):
+            connections.enter_context(socket.create_connection(address))
+        edge.generate(PROMPT, 60)
+        edge.drafts_again()
+        newcomer = new_edge(LAPTOP)
+        newcomer.drafts_again()
+    assert edge.drafter.stats().counters.outages == 0
+    assert service.running.memory_mib("gateway") <= MEMORY_MIB
+
+
+def test_a_frame_beyond_the_limit_ends_its_own_connection_alone(
+    service: Trusting, peer: SyncSocket, new_edge: Callable[..., Edge]
+) -> None:
+    edge = new_edge(JET).joined()
+    peer.send_multipart([encode(Ping(Head(1), 5))[0], MIB * 2])
+    edge.drafts_again()
+    assert edge.drafter.stats().counters.outages == 0
+    peer.send_multipart([encode(Ping(Head(1), 5))[0], MIB[:70_000]])  # within the frame's limit, not PING's
+    assert peer.poll(PATIENCE_MS)
+    assert b"a PING padded with 70000 bytes" in peer.recv_multipart()[-1]
+    assert edge.drafter.stats().counters.outages == 0
