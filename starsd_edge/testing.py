@@ -167,6 +167,7 @@ class ScriptedDrafter:
     delays_s    one a request, cycled; several trees may be under way at once
     depth       of the trees
     ready_from  requests until it says it is ready
+    dated       it says when trees arrived, as a link with a thread of its own does
 
     Checks what a drafter is owed: updates are contiguous and carry the features of their positions (as
     ToyTarget makes them). `context` is what it was told of the text.
@@ -180,6 +181,8 @@ class ScriptedDrafter:
     vocab_size: int = 32
     ready_from: int = 0
     expected_wait_s: float | None = None
+    dated: bool = False
+    answered_s: float = 0.0
     context: list[int] = field(default_factory=list)
     num_updates: int = 0
     longest_poll_s: float = 0.0
@@ -216,7 +219,9 @@ class ScriptedDrafter:
         self.clock.advance(max(0.0, first.due_s - self.clock()))
         arrived = [request for request in due if request.due_s <= self.clock()]
         self._under_way = [request for request in self._under_way if request not in arrived]
-        return max(arrived, key=lambda request: request.base_len).tree
+        newest = max(arrived, key=lambda request: request.base_len)
+        self.answered_s = newest.due_s
+        return newest.tree
 
     def rollback(self, committed_len: int) -> None:
         if not 1 <= committed_len <= len(self.context):
@@ -228,7 +233,8 @@ class ScriptedDrafter:
         ready = self.num_updates >= self.ready_from
         delay_s = self.delays_s[(self.num_updates - 1) % len(self.delays_s)]
         wait_s = delay_s if self.expected_wait_s is None else self.expected_wait_s
-        return DrafterState(ready, wait_s, "" if ready else "taking the prompt")
+        answered_s = self.answered_s if self.dated else 0.0
+        return DrafterState(ready, wait_s, "" if ready else "taking the prompt", answered_s=answered_s)
 
     def close(self) -> None:
         self.closed = True

@@ -177,11 +177,13 @@ class Proposals:
         return Arrival.USABLE
 
     def _age_s(self, tree: DraftTree) -> float:
-        """From its update to its arrival, which was some time since the last poll: at the expected time, if
-        that lies between."""
+        """From its update to its arrival. If the drafter does not say when that was, it was some time since
+        the last poll: at the expected time, if that lies between."""
         assert self._drafter is not None
-        asked_s = self._asked.get(tree.base_len, self._polled_s)
-        expected_s = asked_s + self._drafter.state().expected_wait_s
+        asked_s, state = self._asked.get(tree.base_len, self._polled_s), self._drafter.state()
+        if state.answered_s > asked_s:
+            return state.answered_s - asked_s
+        expected_s = asked_s + state.expected_wait_s
         return min(max(expected_s, self._polled_s), self._clock()) - asked_s
 
     def _answered(self, base_len: int) -> None:

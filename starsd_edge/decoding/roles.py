@@ -160,6 +160,7 @@ class DrafterState:
     reason           why not ready, for the status line ("" when ready)
     asked_len        committed_len of the update whose tree is under way, 0 if none is; None: it does not say
     asked_s          when that update left, in monotonic seconds
+    answered_s       when the newest tree that `poll` gave arrived, likewise; 0: it does not say
     origin           who drafts now: what is learnt of one drafter's trees does not hold for another's
     """
 
@@ -168,6 +169,7 @@ class DrafterState:
     reason: str = ""
     asked_len: int | None = None
     asked_s: float = 0.0
+    answered_s: float = 0.0
     origin: str = "service"
 
 

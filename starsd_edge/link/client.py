@@ -61,6 +61,7 @@ class RemoteDrafter:
         self.session = secrets.randbits(64)
         self._connection = EdgeConnection(self.session, hello, random.random, timing=timing)
         self._tree: DraftTree | None = None
+        self._arrived_s = 0.0  # the newest tree
         places = Placement(hello.device, (Place(address, keys), *others))
         self._loop = EdgeLoop(places, self._connection, self._take)
         self._changed = self._loop.changed
@@ -90,7 +91,7 @@ class RemoteDrafter:
 
     def state(self) -> DrafterState:
         with self._changed:
-            return self._connection.drafter_state()
+            return replace(self._connection.drafter_state(), answered_s=self._arrived_s)
 
     def wait_until_ready(self, timeout_s: float) -> DrafterState:
         """Wait for the service to be usable; the state it is in by then."""
@@ -131,4 +132,4 @@ class RemoteDrafter:
         self._loop.stop()
 
     def _take(self, arrived: TreeArrived) -> None:
-        self._tree = arrived.tree
+        self._tree, self._arrived_s = arrived.tree, time.monotonic()
