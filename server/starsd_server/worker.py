@@ -72,7 +72,7 @@ class Worker:
         self._gateway = GatewayState(GatewaySnapshot())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_worker_socket(context, Path(config.folder), bind=True)
-        self._socket_fd = self._socket.getsockopt(zmq.FD)
+        self._socket_fd = self._socket.fileno()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
