@@ -292,6 +292,7 @@ class Scheduler:
             else:
                 block = session.blocks[0]
                 (rounds if block.wants_tree and block.rows <= chunk_rows else prompts).append(session)
+        rounds = self._evenly(rounds)
         if not prompts:
             return self._fitting(rounds, limits.step_rows)
         chosen = self._fitting(rounds, limits.step_rows - limits.chunk_rows)
@@ -299,6 +300,24 @@ class Scheduler:
         if rounds:
             left = min(left, limits.chunk_rows)  # a prompt may slow everyone's tree by one chunk, not more
         return chosen + self._fitting(prompts, left)
+
+    def _evenly(self, rounds: list[_Session]) -> list[_Session]:
+        """Those that may take part where a step costs by its rows: one session of every device, and more of
+        a device while they keep within its share of the rows that come free."""
+        if len(rounds) < 2 or sum(map(self._next_rows, rounds)) <= self._limits.free_rows:
+            return rounds
+        devices = {session.key.device for session in rounds}
+        if len(devices) in (1, len(rounds)):
+            return rounds
+        share = self._limits.free_rows // len(devices)
+        taken: dict[str, int] = {}
+        chosen: list[_Session] = []
+        for session in sorted(rounds, key=_arrival):
+            needed, name = self._next_rows(session), session.key.device
+            if name not in taken or taken[name] + needed <= share:
+                taken[name] = taken.get(name, 0) + needed
+                chosen.append(session)
+        return chosen
 
     def _fitting(self, sessions: list[_Session], rows: int) -> list[_Session]:
         """As many of the sessions as fit into `rows`, those of the devices with the least cost first."""

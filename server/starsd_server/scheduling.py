@@ -72,6 +72,8 @@ class Limits:
     step_rows            rows of one step
     chunk_rows           rows of one session's prompt in one step; also what prompts together get of a step
                          in which trees take the rest
+    free_rows            rows that a step carries for hardly more than one of them costs; beyond, devices with
+                         several sessions leave room for the others
     idle_lease_s         silence after which a session loses its slot
     """
 
@@ -84,12 +86,13 @@ class Limits:
     queue_rows: int = 131_072
     step_rows: int = 1024
     chunk_rows: int = 64
+    free_rows: int = 16
     idle_lease_s: float = 60.0
 
     def __post_init__(self) -> None:
         counts = (self.max_sessions, self.device_sessions, self.chunk_rows)
         rates = (self.device_rows_per_s, self.rows_per_s, self.rate_window_s)
-        queues = (self.device_queue_rows, self.queue_rows)
+        queues = (self.device_queue_rows, self.queue_rows, self.free_rows)
         if min(*counts, *queues) < 1 or min(rates) <= 0:
             raise ValueError(f"limits below one serve nobody: {self}")
         if self.step_rows < self.chunk_rows:

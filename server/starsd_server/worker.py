@@ -8,6 +8,7 @@ the service is gone; says on standard output that it is ready, or why not.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -52,6 +53,8 @@ log = logging.getLogger("starsd.worker")
 TICK_S = 1.0  # leases are tens of seconds
 SNAPSHOT_S = 0.5
 LAST_REPLIES_MS = 500
+FREE_ROWS_CPU = 16  # measured: twice as many take almost twice as long
+FREE_ROWS_ACCELERATOR = 128  # by the roofline of an RTX 4090 (emulate/profiles)
 SPIN_S = 0.0001  # sleeping is only good to a tenth of a millisecond
 MESSAGES_AT_ONCE = 256  # received between two steps: the loop stays responsive whatever comes in
 
@@ -64,11 +67,10 @@ class Worker:
         torch.set_num_threads(config.threads)
         offer, engines = open_heads(config)
         policy = Policy(config.scheduler)
-        recorder = Recorder(
-            offer, config.limits, policy, hardware_name(config.threads), started_s=time.monotonic()
-        )
+        limits = dataclasses.replace(config.limits, free_rows=free_rows(config))
+        recorder = Recorder(offer, limits, policy, hardware_name(config.threads), started_s=time.monotonic())
         shape = TreeShape(config.top_k, config.max_steps)
-        self.sessions = Sessions(offer, engines, config.limits, policy, shape, recorder)
+        self.sessions = Sessions(offer, engines, limits, policy, shape, recorder)
         self._gateway = GatewayState(GatewaySnapshot())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_worker_socket(context, Path(config.folder), bind=True)
@@ -218,6 +220,13 @@ def open_emulated(config: ServiceConfig) -> EmulatedEngine:
     profile = load_engine_profile(config.engine)
     trees = RecordedTrees.load(Path(config.trees))
     return EmulatedEngine(profile, trees, config.limits.max_sessions, config.max_len)
+
+
+def free_rows(config: ServiceConfig) -> int:
+    """Rows that a step carries for hardly more than one of them costs."""
+    if config.engine != REAL_ENGINE:
+        return load_engine_profile(config.engine).free_rows
+    return FREE_ROWS_CPU if config.device == "cpu" else FREE_ROWS_ACCELERATOR
 
 
 def choose_precision(config: ServiceConfig, device: torch.device) -> Precision:

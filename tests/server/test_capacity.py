@@ -75,7 +75,7 @@ def test_the_model_says_what_the_benchmark_measures(
     recording: tuple[BenchPlan, DraftWork], policy: Policy, targets: int
 ) -> None:
     plan, work = recording
-    measured = measure_virtually(plan, policy.value, targets, host_factor=0.0)
+    measured = measure_virtually(plan, policy.value, [None] * targets, host_factor=0.0)
     # What a short benchmark happens to accept is the recording's business, not the model's.
     work = dataclasses.replace(work, tokens=measured.acceptance_length)
     device = DeviceClass("orin", targets, ORIN.curve.plain_s, ORIN.curve(round(work.nodes)), RTT_S, work)

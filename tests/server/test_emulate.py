@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,12 @@ from starsd_edge.protocol.greeting import Identity
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, jain, measure
 from starsd_server.emulate.devices import FleetPlan
-from starsd_server.emulate.engines import EmulatedEngine, engine_profile_names, load_engine_profile
+from starsd_server.emulate.engines import (
+    EmulatedEngine,
+    EngineProfile,
+    engine_profile_names,
+    load_engine_profile,
+)
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
 from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.engine import Advanced, Engine, Extend, Grow, TreeReady, WorkItem
@@ -21,6 +27,7 @@ from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
+from starsd_server.scheduling import Limits
 
 from .heads import HIDDEN, VOCAB, random_head, small_config
 
@@ -130,7 +137,7 @@ def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
         warm_up_s=1.0,
         seconds=2.0,
     )
-    row = measure(plan, "batched", 2)
+    row = measure(plan, "batched", [None] * 2)
     assert row.system_tokens_per_s > 0
     assert row.acceptance_length >= 1.0
     assert 0 < row.engine_busy_fraction <= 1
@@ -139,11 +146,9 @@ def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
     assert row.batch_rows_mean >= 1
 
 
-@pytest.mark.parametrize("scheduler", ["batched", "serial"])
-def test_virtual_time_needs_no_processes(tmp_path: Path, scheduler: str) -> None:
-    """The same devices and sessions in one process, in seconds that pass only when told."""
+def virtual_plan(folder: Path, limits: Limits | None = None) -> BenchPlan:
     trace = random_trace()
-    record_trees(real_engine(), trace, LIMITS).save(tmp_path / "trees.npz")
+    record_trees(real_engine(), trace, LIMITS).save(folder / "trees.npz")
     identity = Identity(
         target="toy",
         target_hash="0",
@@ -152,15 +157,50 @@ def test_virtual_time_needs_no_processes(tmp_path: Path, scheduler: str) -> None
         hidden_size=HIDDEN,
         feature_size=HIDDEN,
     )
-    plan = BenchPlan(
+    return BenchPlan(
         config=ServiceConfig(
-            heads=(), bind="", folder="", engine="rtx-4090", trees=str(tmp_path / "trees.npz"), max_len=128
+            heads=(),
+            bind="",
+            folder="",
+            engine="rtx-4090",
+            trees=str(folder / "trees.npz"),
+            max_len=128,
+            limits=limits or Limits(),
         ),
         fleet=FleetPlan(identity, trace, load_profile("agx-orin-int4"), max_nodes=12, wait_s=0.01),
         warm_up_s=0.5,
         seconds=1.0,
     )
-    row = measure_virtually(plan, scheduler, targets=3, host_factor=0.0)
+
+
+@pytest.mark.parametrize("scheduler", ["batched", "serial"])
+def test_virtual_time_needs_no_processes(tmp_path: Path, scheduler: str) -> None:
+    """The same devices and sessions in one process, in seconds that pass only when told."""
+    row = measure_virtually(virtual_plan(tmp_path), scheduler, [None] * 3, host_factor=0.0)
     assert row.rounds_per_s > 3
     assert row.busy_while_waited_for == pytest.approx(1.0)
     assert (row.batch_rows_mean > 7) or scheduler == "serial"
+
+
+def slow_by_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine like a CPU's: 1 ms a step, and 1 ms more for every 8 rows."""
+    profile = EngineProfile("slow", "a CPU", "toy", "", "", 8.0, 0.0, 8000.0, 1.0, 8000.0, 0.0005)
+    assert profile.free_rows == 8
+    assert profile.step_s(16, 0) == pytest.approx(0.0025)
+    monkeypatch.setattr("starsd_server.emulate.virtual.load_engine_profile", lambda name: profile)
+
+
+def test_eight_greedy_sessions_of_one_device_cost_another_at_most_a_fifth_of_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an engine that slows down with every row: what is shared is a step, by device."""
+    slow_by_the_row(monkeypatch)
+    plan = virtual_plan(tmp_path)
+    plan = replace(plan, warm_up_s=2.0, seconds=20.0)
+    alone, beside = (
+        measure_virtually(plan, "batched", edges, host_factor=0.0)
+        for edges in (["modest"], ["modest", *["greedy"] * 8])
+    )
+    assert beside.first_rounds_per_s >= 0.8 * alone.first_rounds_per_s
+    assert beside.rounds_per_s > 2 * beside.first_rounds_per_s
+    assert beside.busy_while_waited_for == pytest.approx(1.0)

@@ -215,6 +215,33 @@ def test_eight_greedy_sessions_cost_another_device_no_round() -> None:
     assert rounds_of_modest(desk, [*greedy, modest]) >= 0.8 * with_one > 0
 
 
+def test_beyond_the_rows_that_come_free_devices_share_a_step_evenly() -> None:
+    """Eight sessions of one device do not make the step eight times as long for the one of another."""
+    limits = Limits(max_sessions=16, device_sessions=8, free_rows=8, device_rows_per_s=1e9)
+    desk = Desk(limits)
+    greedy, modest = [key("greedy", i) for i in range(8)], key("modest")
+    desk.open(*greedy, modest, key("third"))
+    desk.round(key("third"))  # the engine is busy
+    for k in (*greedy, modest):
+        desk.round(k, rows=2)
+    desk.end_step()
+    assert desk.step is not None
+    taking = [turn.key.device for turn in desk.step]
+    assert (taking.count("modest"), taking.count("third")) == (1, 1)
+    assert taking.count("greedy") == 1
+
+
+def test_a_device_that_is_alone_fills_the_step() -> None:
+    desk = Desk(Limits(max_sessions=16, device_sessions=8, free_rows=8, device_rows_per_s=1e9))
+    greedy = [key("greedy", i) for i in range(8)]
+    desk.open(*greedy)
+    for k in greedy:
+        desk.round(k)
+    desk.end_step()
+    assert desk.step is not None
+    assert 8 == len(desk.step)
+
+
 def test_an_idle_device_cannot_save_up_service() -> None:
     """Back from a pause it shares evenly; it does not catch up on the steps it missed."""
     limits = Limits(max_sessions=4, step_rows=8, chunk_rows=8, device_rows_per_s=1e9)

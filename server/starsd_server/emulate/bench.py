@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from starsd_server.emulate.devices import FleetPlan, Round, SocketFleet
 from starsd_server.emulate.machine import machine_use
 from starsd_server.service import Service
 
-__all__ = ["BenchPlan", "BenchRow", "measure", "row_of"]
+__all__ = ["BenchPlan", "BenchRow", "Edges", "measure", "row_of"]
 
 SNAPSHOT_PATIENCE_MS = 5000
 MACHINE_LIMIT = 0.05  # of the time in line for a processor
@@ -46,6 +47,10 @@ class BenchPlan:
     seconds: float = 10.0
 
 
+Edges: TypeAlias = Sequence[str | None]
+"""The edges of a row, each by the name of the device that it is a session of; None is a device of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class BenchRow:
     """One measurement.
@@ -54,6 +59,7 @@ class BenchRow:
     machine_wait_fraction  share of the time in which the process that got it least (worker, gateway or the
                            devices') stood in line for a processor: above MACHINE_LIMIT this machine, and not
                            the engine, sets the figures
+    first_rounds_per_s     of the first edge alone
     gateway_cpu_ms, worker_cpu_ms  processor time of a round
     """
 
@@ -73,6 +79,7 @@ class BenchRow:
     draft_ms_p99: float
     fairness_jain: float
     rounds_per_s: float
+    first_rounds_per_s: float
     tree_nodes_mean: float
     bytes_up_per_round: float
     bytes_down_per_round: float
@@ -88,7 +95,7 @@ class BenchRow:
         return asdict(self)
 
 
-def measure(plan: BenchPlan, scheduler: str, targets: int) -> BenchRow:
+def measure(plan: BenchPlan, scheduler: str, edges: Edges) -> BenchRow:
     """Run one row. Raises whatever keeps the service from starting."""
     with contextlib.ExitStack() as stack:
         config = msgspec.structs.replace(plan.config, scheduler=scheduler)
@@ -96,7 +103,7 @@ def measure(plan: BenchPlan, scheduler: str, targets: int) -> BenchRow:
         ready = service.start()
         context = stack.enter_context(make_context())
         watch = stack.enter_context(contextlib.closing(subscribed(context, ready.monitor)))
-        fleet = SocketFleet(context, ready.address, plan.fleet, targets)
+        fleet = SocketFleet(context, ready.address, plan.fleet, edges)
         stack.callback(fleet.close)
         fleet.start()
         fleet.run(plan.warm_up_s)
@@ -109,7 +116,7 @@ def measure(plan: BenchPlan, scheduler: str, targets: int) -> BenchRow:
         last, seconds = engine_now(watch), time.monotonic() - started_s
         used = machine_use(pids).since(before)
         bytes_each = (players.bytes_up - up, players.bytes_down - down)
-        row = row_of(plan, scheduler, targets, players.rounds, seconds, (first, last), bytes_each)
+        row = row_of(plan, scheduler, len(edges), players.rounds, seconds, (first, last), bytes_each)
         gateway_ms, worker_ms, _ = (cpu_s * 1e3 / max(1, len(players.rounds)) for cpu_s in used.cpu_s)
         return replace(
             row,
@@ -155,6 +162,7 @@ def row_of(
         draft_ms_p99=float(np.percentile(draft_ms, 99)),
         fairness_jain=jain(tokens),
         rounds_per_s=len(rounds) / seconds,
+        first_rounds_per_s=sum(round_.device == 0 for round_ in rounds) / seconds,
         tree_nodes_mean=float(np.mean([r.nodes for r in rounds] or [0])),
         bytes_up_per_round=bytes_each[0] / count,
         bytes_down_per_round=bytes_each[1] / count,

@@ -58,6 +58,11 @@ AT_LEAST_ONE = click.IntRange(1)
 @click.option("--threads", default=1, show_default=True, type=AT_LEAST_ONE, help="Of the real engine.")
 @click.option("--virtual", is_flag=True, help="In virtual time, without sockets: no noise of this machine.")
 @click.option(
+    "--greedy",
+    type=AT_LEAST_ONE,
+    help="Instead: what a device with that many sessions costs another with one (batched).",
+)
+@click.option(
     "--profile-round",
     "profiled_rounds",
     is_flag=False,
@@ -81,6 +86,7 @@ def command(
     bundle: str,
     threads: int,
     virtual: bool,
+    greedy: int | None,
     profiled_rounds: int | None,
     json_file: Path | None,
     png_file: Path | None,
@@ -106,6 +112,7 @@ def command(
             trace, folder, Path(source.folder), target_path, device, max_nodes, WAIT_S, progress
         )
         trees = str(file)
+    most = max(*counts, (greedy or 0) + 1)
     plan = BenchPlan(
         config=ServiceConfig(
             heads=sources,
@@ -114,7 +121,7 @@ def command(
             folder="",
             software=software(),
             threads=threads,
-            limits=Limits(max_sessions=max(counts), device_rows_per_s=1e6),
+            limits=Limits(max_sessions=most, device_sessions=most, device_rows_per_s=1e6),
             max_nodes=max_nodes,
             engine=engine,
             trees=trees,
@@ -127,19 +134,28 @@ def command(
         profile_round(plan, max(counts), profiled_rounds, json_file)
         return
     policies = [policy.value for policy in Policy] if scheduler == "both" else [scheduler]
+    if greedy:
+        policies = [Policy.BATCHED.value]
     clock = "virtual time" if virtual else "real processes and sockets"
     timed_as = f"{device.device}, {device.model} {device.precision}"
     click.echo(f"targets timed as {timed_as} (emulated); engine: {engine}; {clock}")
     click.echo(COLUMNS)
     rows: list[BenchRow] = []
-    for count in counts:
+    for edges in beside_greed(greedy) if greedy else [[None] * count for count in counts]:
         for policy in policies:
             rows.append(
-                measure_virtually(plan, policy, count, HOST_FACTOR)
+                measure_virtually(plan, policy, edges, HOST_FACTOR)
                 if virtual
-                else measure(plan, policy, count)
+                else measure(plan, policy, edges)
             )
             click.echo(line_of(rows[-1]))
+    if greedy:
+        alone, beside = (row.first_rounds_per_s for row in rows)
+        lost = 1 - beside / alone if alone else 0.0
+        click.echo(
+            f"a device with one session: {alone:.2f} rounds/s alone, {beside:.2f} beside one with {greedy}: "
+            f"{lost:.0%} lost"
+        )
     if any(row.machine_bound for row in rows):
         click.echo("* this machine, not the engine, was the limit: a process stood in line for a processor")
     if json_file is not None:
@@ -149,6 +165,11 @@ def command(
         from starsd_server.emulate.plot import draw
 
         draw(rows, f"targets as {profile} (emulated), engine {engine}, {rtt_ms:g} ms round trip", png_file)
+
+
+def beside_greed(sessions: int) -> list[list[str | None]]:
+    """A device with one session, alone and beside one that has many."""
+    return [["modest"], ["modest", *["greedy"] * sessions]]
 
 
 def profile_round(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None) -> None:

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,13 +115,13 @@ class Players:
         self.timers = Timers()
         self.rounds: list[Round] = []
 
-    def add(self, send: Callable[[Frames], object]) -> int:
-        """A new device that sends through `send`; its number."""
+    def add(self, send: Callable[[Frames], object], device: str | None = None) -> int:
+        """A new edge that sends through `send`; its number. Those of one `device` are its sessions."""
         number = len(self._devices)
         edge = EdgeSide(
             send,
             self._plan.identity,
-            f"device-{number}",
+            device or f"device-{number}",
             curve=self._plan.profile.curve,
             max_nodes=self._plan.max_nodes,
         )
@@ -135,6 +135,10 @@ class Players:
         """All devices greet the service; each goes on by itself from there."""
         for device in self._devices:
             device.edge.hello()
+
+    def name(self, number: int) -> str:
+        """The device that an edge says it is."""
+        return self._devices[number].edge.device
 
     def leave(self) -> None:
         for device in self._devices:
@@ -227,14 +231,17 @@ class Players:
 class SocketFleet:
     """Players over real sockets, in real time."""
 
-    def __init__(self, context: zmq.Context[SyncSocket], address: str, plan: FleetPlan, count: int) -> None:
+    def __init__(
+        self, context: zmq.Context[SyncSocket], address: str, plan: FleetPlan, devices: Sequence[str | None]
+    ) -> None:
+        """One edge for each of `devices`; None is a device of its own."""
         self.players = Players(plan, time.monotonic)
         self._poller = zmq.Poller()
         self._numbers: dict[SyncSocket, int] = {}
-        for _ in range(count):
+        for device in devices:
             socket = edge_socket(context, None)
             socket.connect(address)
-            self._numbers[socket] = self.players.add(socket.send_multipart)
+            self._numbers[socket] = self.players.add(socket.send_multipart, device)
             self._poller.register(socket, zmq.POLLIN)
 
     def start(self) -> None:

@@ -51,7 +51,8 @@ class EdgeSide:
         self.session = secrets.randbits(64)
         self.tokens: TokenArray = np.empty(0, np.int32)  # committed, root included
         self._send_frames = send
-        self._identity, self._device, self._curve, self._dtype = identity, device, curve, dtype
+        self.device = device
+        self._identity, self._curve, self._dtype = identity, curve, dtype
         self._max_nodes = max_nodes
         self._boot_id = self._epoch = self._round = 0
         self.bytes_up = self.bytes_down = 0
@@ -60,7 +61,7 @@ class EdgeSide:
         body = HelloBody(
             identity=self._identity,
             digest=self._identity.digest(),
-            device=self._device,
+            device=self.device,
             software="emulated",
             dtypes=[self._dtype.wire_name],
             max_len=1 << 16,

@@ -56,6 +56,11 @@ class EngineProfile:
     flop_per_s: float
     launch_s: float
 
+    @property
+    def free_rows(self) -> int:
+        """Rows of a step whose arithmetic takes no longer than reading the weights."""
+        return max(1, int(self.weight_bytes / self.bytes_per_s * self.flop_per_s / self.flop_per_row))
+
     def step_s(self, rows: int, kv_rows: int) -> float:
         """Seconds of a step over `rows` rows whose sessions hold `kv_rows` rows together."""
         reading = (self.weight_bytes + kv_rows * self.kv_row_bytes) / self.bytes_per_s

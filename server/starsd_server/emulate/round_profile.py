@@ -70,7 +70,7 @@ class RoundProfile:
 def profile_rounds(plan: BenchPlan, targets: int, rounds: int) -> RoundProfile:
     """Play `rounds` rounds of `targets` devices in this process, then some with sockets for the gateway."""
     parts = worker_parts(plan, targets, rounds)
-    gateway_ms = measure(plan, Policy.BATCHED.value, targets).gateway_cpu_ms
+    gateway_ms = measure(plan, Policy.BATCHED.value, [None] * targets).gateway_cpu_ms
     return RoundProfile({**parts, "gateway": gateway_ms}, rounds)
 
 

@@ -9,6 +9,7 @@ busy machine cannot spoil a row, and 64 devices need no 64 threads.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from starsd_edge.errors import UsageError
 from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_server.config import REAL_ENGINE
-from starsd_server.emulate.bench import BenchPlan, BenchRow, row_of
+from starsd_server.emulate.bench import BenchPlan, BenchRow, Edges, row_of
 from starsd_server.emulate.devices import Players
 from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
@@ -75,7 +76,7 @@ class VirtualService:
         self.sessions = Sessions(
             service,
             {offer.name: engine},
-            config.limits,
+            dataclasses.replace(config.limits, free_rows=profile.free_rows),
             Policy(scheduler),
             TreeShape(config.top_k, config.max_steps),
         )
@@ -87,10 +88,10 @@ class VirtualService:
     def players(self) -> Players:
         return self._players
 
-    def join(self, count: int) -> None:
-        """Let `count` devices greet the service."""
-        for number in range(count):
-            self._players.add(self._line(number))
+    def join(self, edges: Edges) -> None:
+        """Let `edges` greet the service."""
+        for number, device in enumerate(edges):
+            self._players.add(self._line(number), device)
         self._players.hello()
 
     def run(self, until_s: float) -> None:
@@ -119,7 +120,7 @@ class VirtualService:
 
     def _receive(self) -> None:
         arrived_s, number, frames = self._inbox.popleft()
-        self.sessions.receive(f"device-{number}", str(number).encode(), decode(frames), arrived_s)
+        self.sessions.receive(self._players.name(number), str(number).encode(), decode(frames), arrived_s)
 
     def _reply(self) -> None:
         replies, self.sessions.outbox = self.sessions.outbox, []
@@ -138,13 +139,13 @@ class VirtualService:
         return lambda frames: self._inbox.append((self._clock(), number, frames))
 
 
-def measure_virtually(plan: BenchPlan, scheduler: str, targets: int, host_factor: float = 1.0) -> BenchRow:
+def measure_virtually(plan: BenchPlan, scheduler: str, edges: Edges, host_factor: float = 1.0) -> BenchRow:
     """One row of the benchmark. Raises UsageError for the real engine, which takes real time."""
     if plan.config.engine == REAL_ENGINE:
         raise UsageError("virtual time needs an emulated engine: --engine rtx-4090")
     clock = VirtualClock(host_factor)
     service = VirtualService(plan, scheduler, clock)
-    service.join(targets)
+    service.join(edges)
     service.run(plan.warm_up_s)
     players, recorder = service.players, service.sessions.recorder
     first, up, down = copy_of(recorder.engine), players.bytes_up, players.bytes_down
@@ -153,4 +154,4 @@ def measure_virtually(plan: BenchPlan, scheduler: str, targets: int, host_factor
     service.run(started_s + plan.seconds)
     seconds = clock() - started_s
     bytes_each = (players.bytes_up - up, players.bytes_down - down)
-    return row_of(plan, scheduler, targets, players.rounds, seconds, (first, recorder.engine), bytes_each)
+    return row_of(plan, scheduler, len(edges), players.rounds, seconds, (first, recorder.engine), bytes_each)
