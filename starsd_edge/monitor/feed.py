@@ -30,12 +30,15 @@ __all__ = ["Arrival", "Feed", "Source", "WatchKeys", "ZmqFeed"]
 
 RECONNECT_MS = 500
 MAX_RECONNECT_MS = 5000
+CONNECT_TIMEOUT_MS = (
+    5000  # a host that was away answers the next attempt; the system's own patience is minutes
+)
 HANDSHAKE_TIMEOUT_MS = 2000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2000, 10_000
 RECEIVE_QUEUE = 8  # snapshots: a monitor that was stopped for longer wants the newest, not the backlog
 PROBE_EVERY_S = 5.0  # how often an unreachable service is probed, at most
 PROBE_TIMEOUT_S = 1.0
-RENEW_EVERY_S = 5.0  # ZeroMQ does not try again after a refusal by key, so the socket is made anew
+RENEW_EVERY_S = 5.0  # ZeroMQ does not try again after a refusal, so the socket is made anew
 MAX_EVENTS_A_POLL = 100  # of a socket's monitor: a storm of events must not stop the screen
 
 
@@ -146,7 +149,7 @@ class Watch:
         self.link = Link(since_s=time.monotonic())
         self._context, self._poller = context, poller
         self._renewed_s = self._probed_s = time.monotonic()
-        self._retrying = False
+        self._trying = False
         self._probed: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         self._open()
 
@@ -178,8 +181,9 @@ class Watch:
             except zmq.Again:
                 return
             name, value = message["event"], message["value"]
-            self._retrying = name == zmq.EVENT_CONNECT_RETRIED or (
-                self._retrying and name != zmq.EVENT_CONNECTED
+            # An address from which no answer comes, not even a refusal, is never retried: it stays delayed.
+            self._trying = name in (zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECT_RETRIED) or (
+                self._trying and name != zmq.EVENT_CONNECTED
             )
             if name == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 timed_out = value in (errno.EAGAIN, errno.ETIMEDOUT)
@@ -195,7 +199,7 @@ class Watch:
             self._open()
         with contextlib.suppress(queue.Empty):
             self.note(self._probed.get_nowait(), now_s)
-        if self.link.state in CONNECTED or not self._retrying or now_s - self._probed_s < self._patience_s:
+        if self.link.state in CONNECTED or not self._trying or now_s - self._probed_s < self._patience_s:
             return 0
         self._probed_s = now_s
         # In a thread: resolving a name or reaching a far host may take longer than a screen may stand still.
@@ -214,6 +218,7 @@ class Watch:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_SNAPSHOT_BYTES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
@@ -246,8 +251,8 @@ EVENTS: dict[int, LinkEvent] = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkEvent.HANDSHAKE_MISFIT,
     zmq.EVENT_DISCONNECTED: LinkEvent.DISCONNECTED,
 }
-GIVEN_UP = (LinkState.UNKNOWN_KEY, LinkState.NOT_ENCRYPTED)
-CONNECTED = (LinkState.UP, LinkState.UNKNOWN_KEY, LinkState.OTHER_SERVICE, LinkState.NOT_ENCRYPTED)
+GIVEN_UP = (LinkState.UNKNOWN_KEY, LinkState.NOT_ENCRYPTED, LinkState.OTHER_PROGRAM)
+CONNECTED = (LinkState.UP, LinkState.OTHER_SERVICE, *GIVEN_UP)
 
 
 def probe(endpoint: str, result: queue.SimpleQueue[LinkEvent]) -> None:

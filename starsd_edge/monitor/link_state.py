@@ -1,9 +1,9 @@
 """How the monitor's own link to a service stands, and why: pure, fed with what the socket reports.
 
 ZeroMQ reconnects in silence, so the reason must be put together from its events: a refused key, an endless
-handshake failure (the service has another key than the pinned one), a handshake in plain text, or retries
-without a connection, which a TCP probe then tells apart into "nothing listens" and "no route". A connection
-that stands while no snapshot comes is a service that hangs.
+handshake failure (the service has another key than the pinned one), a handshake in plain text, a connection
+that ends before one, or tries without a connection, which a TCP probe then tells apart into "nothing listens"
+and "no route". A connection that stands while no snapshot comes is a service that hangs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class LinkState(enum.Enum):
     UNKNOWN_KEY = "wrong key"  # the service does not know ours
     OTHER_SERVICE = "wrong service key"  # theirs is not the one we pinned
     NOT_ENCRYPTED = "no encryption"
+    OTHER_PROGRAM = "other program"  # what answers there publishes no snapshots
     SERVER_DOWN = "server down"
     NO_ROUTE = "no route"
     HUNG = "hung"
@@ -37,6 +38,7 @@ ADVICE = {
     LinkState.UNKNOWN_KEY: "the service does not trust this key: add it there with starsd keys trust",
     LinkState.OTHER_SERVICE: "its key is not the pinned one: compare fingerprints with starsd keys show",
     LinkState.NOT_ENCRYPTED: "one end expects encryption and the other does not: give both their keys",
+    LinkState.OTHER_PROGRAM: "what answers there is no monitor's port: it is one above the draft service's",
     LinkState.SERVER_DOWN: "the host answers, but nothing listens on that port: is the service running?",
     LinkState.NO_ROUTE: "the host cannot be reached: check address, network and firewall",
     LinkState.HUNG: "connected, but it publishes nothing: the service hangs or is stopped",
@@ -94,6 +96,7 @@ KNOWN_REASON = (
     LinkState.UNKNOWN_KEY,
     LinkState.OTHER_SERVICE,
     LinkState.NOT_ENCRYPTED,
+    LinkState.OTHER_PROGRAM,
     LinkState.SERVER_DOWN,
     LinkState.NO_ROUTE,
     LinkState.HUNG,
@@ -104,6 +107,9 @@ def after(link: Link, event: LinkEvent, now_s: float) -> Link:
     """The link after `event` at `now_s` (monotonic seconds)."""
     if event is LinkEvent.DISCONNECTED and link.state in KNOWN_REASON:
         return Link(link.state, link.since_s)
+    if event is LinkEvent.DISCONNECTED and link.state is LinkState.CONNECTING and link.heard_s is None:
+        # A connection that ended before any handshake, and without a word of why.
+        return Link(LinkState.OTHER_PROGRAM, now_s)
     if event is LinkEvent.TICK:
         silent = link.heard_s is not None and now_s - link.heard_s > HUNG_AFTER_S
         waiting = link.state in (LinkState.UP, LinkState.CONNECTING)

@@ -1,5 +1,6 @@
 """Publisher and feed over real sockets, and each way a link can be down."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from starsd_edge.monitor.link_state import LinkState
 from starsd_edge.monitor.publish import SnapshotPublisher
 from starsd_edge.protocol.telemetry import ServiceSnapshot
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 SNAPSHOT = ServiceSnapshot("boot", 1, 2.0, service="desk")
 
 
@@ -117,6 +118,40 @@ class TestLinkIsDown:
         feed = ZmqFeed([Source("desk", "tcp://no-such-host.invalid:7731", WatchKeys(public, secret, public))])
         until(feed, lambda _: feed.links[0].state is LinkState.NO_ROUTE)
         feed.close()
+
+    def test_the_draft_service_s_own_port_is_named_instead_of_the_monitor_s(
+        self, context: zmq.Context[zmq.Socket[bytes]]
+    ) -> None:
+        """And once the right program answers there, it is watched."""
+        other = context.socket(zmq.ROUTER)
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        feed = ZmqFeed([Source("desk", f"tcp://127.0.0.1:{port}")])
+        until(feed, lambda _: feed.links[0].state is LinkState.OTHER_PROGRAM)
+        other.close(0)
+        publishers: list[SnapshotPublisher] = []
+
+        def publish() -> None:
+            with contextlib.suppress(ResourceError):  # the port is free a moment after it was closed
+                publishers[:] = publishers or [SnapshotPublisher(context, f"tcp://127.0.0.1:{port}")]
+                publishers[0].publish(SNAPSHOT)
+
+        until(feed, bool, publish)
+        feed.close()
+        publishers[0].close()
+
+    def test_packets_vanish(self) -> None:
+        """As behind a firewall that drops: a listener whose queue is full answers no further connection."""
+        with contextlib.ExitStack() as stack:
+            full = stack.enter_context(socket.socket())
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for _ in range(4):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(full.getsockname())
+            feed = ZmqFeed([Source("desk", f"tcp://127.0.0.1:{full.getsockname()[1]}")])
+            until(feed, lambda _: feed.links[0].state is LinkState.NO_ROUTE)
+            feed.close()
 
     def test_the_service_stops_and_comes_back(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         endpoint = f"tcp://127.0.0.1:{free_port()}"
