@@ -36,12 +36,14 @@ class Answer:
     seconds        from the question to the last token
     first_token_s  of the first turn
     rounds         target forwards, the prompts' left out; 0: not known
+    joules         used by the whole device meanwhile; None where its board reports no power
     """
 
     tokens: list[int]
     seconds: float
     first_token_s: float
     rounds: int = 0
+    joules: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -66,6 +68,7 @@ class Category:
     speedup            over the baseline, question by question
     acceptance_length  None where rounds are not counted
     identical          texts equal to the baseline's
+    joules_per_token   None where the board reports no power
     """
 
     way: str
@@ -76,6 +79,7 @@ class Category:
     acceptance_length: float | None
     identical: int
     first_token_ms: float
+    joules_per_token: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +165,12 @@ def _row(way: str, category: str, compared: Sequence[Compared], baseline: str) -
         acceptance_length=in_rounds / rounds if rounds else None,
         identical=sum(answer.tokens == base.tokens for answer, base in zip(answers, bases, strict=True)),
         first_token_ms=statistics.fmean(answer.first_token_s for answer in answers) * 1e3,
+        joules_per_token=_joules_per_token(answers),
     )
+
+
+def _joules_per_token(answers: Sequence[Answer]) -> float | None:
+    measured = [answer.joules for answer in answers if answer.joules is not None]
+    if len(measured) < len(answers):
+        return None
+    return sum(measured) / sum(len(answer.tokens) for answer in answers)

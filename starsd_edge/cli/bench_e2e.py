@@ -6,7 +6,7 @@ import importlib
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from starsd_edge.cli.runtime import (
     EMBEDDED,
     ModelChoice,
     measured_curve,
+    open_board,
     open_bundle,
     prompt_writer,
     target_class,
@@ -104,8 +105,10 @@ def command(
                 )
         writer = prompt_writer(opened)
         room = manifest.max_len
+        board = stack.enter_context(closing(open_board()))
         ways: dict[str, Answerer] = {
-            name: converse(writer, generate, max_tokens, room, stop) for name, generate in generators.items()
+            name: converse(writer, generate, max_tokens, room, stop, board.joules)
+            for name, generate in generators.items()
         }
         for way in ways.values():
             way(questions[0])
@@ -144,7 +147,12 @@ def greedy(decoder: Decoder, stop: frozenset[int]) -> Generator:
 
 
 def converse(
-    writer: PromptWriter, generate: Generator, max_tokens: int, max_len: int, stop: frozenset[int]
+    writer: PromptWriter,
+    generate: Generator,
+    max_tokens: int,
+    max_len: int,
+    stop: frozenset[int],
+    joules: Callable[[], float | None] = lambda: None,
 ) -> Answerer:
     """Ask the turns of a question one after the other, with the answers between them.
 
@@ -155,6 +163,7 @@ def converse(
         messages: list[Message] = []
         tokens: list[int] = []
         seconds, first_token_s, rounds = 0.0, 0.0, 0
+        before = joules()
         for turn in question.turns:
             messages.append(Message(Role.USER, turn))
             prompt = writer.write(messages).tokens[-(max_len - max_tokens) :]
@@ -166,7 +175,9 @@ def converse(
             rounds += generated.rounds
             said = [token for token in generated.tokens if token not in stop]
             messages.append(Message(Role.ASSISTANT, writer.tokenizer.decode(said)))
-        return Answer(tokens, seconds, first_token_s, rounds)
+        after = joules()
+        spent = after - before if after is not None and before is not None else None
+        return Answer(tokens, seconds, first_token_s, rounds, spent)
 
     return answer
 
@@ -175,7 +186,9 @@ def table_of(report: Report) -> Table:
     table = Table(title="tokens per second of whole answers, mean over questions")
     for column in ("way", "category"):
         table.add_column(column)
-    for column in ("n", "tok/s", f"x {report.baseline}", "accept. length", "same text", "first token ms"):
+    numbers = ["n", "tok/s", f"x {report.baseline}", "accept. length", "same text", "first token ms"]
+    measured = any(row.joules_per_token is not None for row in report.rows)
+    for column in numbers + ["J/token"] * measured:
         table.add_column(column, justify="right")
     for row in report.rows:
         length = "" if row.acceptance_length is None else f"{row.acceptance_length:.2f}"
@@ -188,5 +201,6 @@ def table_of(report: Report) -> Table:
             length,
             f"{row.identical}/{row.questions}",
             f"{row.first_token_ms:.0f}",
+            *([f"{row.joules_per_token:.2f}" if row.joules_per_token is not None else "-"] * measured),
         )
     return table

@@ -12,7 +12,7 @@ from typing import Any
 
 from starsd_edge.bundle import Bundle, Manifest
 from starsd_edge.chat.contexts import Pair
-from starsd_edge.chat.reporter import EdgeReporter
+from starsd_edge.chat.reporter import Board, EdgeReporter
 from starsd_edge.chat.speaker import Model, Speaker
 from starsd_edge.cli.drafts import DraftService, software
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
@@ -31,6 +31,7 @@ __all__ = [
     "ModelChoice",
     "default_sampling",
     "measured_curve",
+    "open_board",
     "open_bundle",
     "open_speaker",
     "prompt_writer",
@@ -130,7 +131,7 @@ def open_speaker(
         drafter = service.open_drafter(manifest, curve, max_len) if service is not None else None
         return Pair(target, drafter, AdaptivePolicy(curve), exactness)
 
-    board = _product("starsd_jetson.board.telemetry").BoardTelemetry()
+    board = open_board()
 
     def end_watching() -> None:
         reporter.close()
@@ -152,6 +153,12 @@ def open_speaker(
     )
     reporter.start()
     return speaker
+
+
+def open_board() -> Board:
+    """Readings of this device, its energy among them; the caller closes it."""
+    board: Board = _product("starsd_jetson.board.telemetry").BoardTelemetry()
+    return board
 
 
 def read_ahead(

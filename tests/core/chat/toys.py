@@ -73,6 +73,7 @@ def toy_speaker(
     policy: Callable[[], Policy] = PlainPolicy,
     service: str = "",
     exactness: Exactness = Exactness.EXACT,
+    joules: Callable[[], float | None] = lambda: None,
 ) -> Speaker:
     """A speaker over toy targets; every target it opens is appended to `targets`."""
 
@@ -84,4 +85,4 @@ def toy_speaker(
 
     writer = PromptWriter(TOKENIZER, ChatTemplate("chatml"))
     model = Model("toy", writer, max_len, frozenset({STOP_TOKEN}), service)
-    return Speaker(model, open_pair, max_contexts=max_contexts)
+    return Speaker(model, open_pair, max_contexts=max_contexts, joules=joules)
