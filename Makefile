@@ -10,12 +10,17 @@ SOURCES := starsd_edge server/starsd_server jetson/starsd_jetson deploy/starsd_d
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "installing into $(VENV): some minutes and about 1.5 GB with a CPU build of PyTorch"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: setup
 	$(BIN)/starsd demo
+	@echo
+	@echo "next: . $(BIN)/activate"
+	@echo "      starsd draft serve                              # and in another terminal"
+	@echo "      starsd chat --service tcp://127.0.0.1:7731"
 
 test: setup
 	$(BIN)/pytest

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.extras import install_hint
 
 __all__ = ["import_onnxruntime", "open_session", "share"]
 
@@ -47,13 +48,13 @@ def import_onnxruntime() -> Any:
     if len(installed) > 1:
         raise MissingDependencyError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; "
-            "uninstall both, then install one: pip install 'starsd-edge[onnx]' or 'starsd-edge[gpu]'"
+            "uninstall both, then install one: pip install '.[onnx]' or '.[gpu]' in this project's folder"
         )
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingDependencyError(
-            f"onnxruntime does not load ({first_line(error)}); pip install 'starsd-edge[onnx]'"
+            f"onnxruntime does not load ({first_line(error)}); {install_hint('onnx')}"
         ) from error
     return onnxruntime
 

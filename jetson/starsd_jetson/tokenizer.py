@@ -14,6 +14,7 @@ from typing import Any
 
 from starsd_edge.bundle import SamplingDefaults
 from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.extras import install_hint
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_jetson.graph.sources import GgufSource, HuggingFaceSource, WeightSource
 from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
@@ -49,7 +50,7 @@ def import_tokenizers() -> Any:
         import tokenizers
     except ImportError as error:
         raise MissingDependencyError(
-            "exporting needs the tokenizers package: pip install 'starsd-edge[export]'"
+            f"exporting needs the tokenizers package: {install_hint('export')}"
         ) from error
     return tokenizers
 

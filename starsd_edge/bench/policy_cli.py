@@ -23,6 +23,7 @@ from starsd_edge.bench.policy import (
 )
 from starsd_edge.decoding.costs import profile_names
 from starsd_edge.errors import MissingDependencyError
+from starsd_edge.extras import install_hint
 
 __all__ = ["command"]
 
@@ -134,9 +135,7 @@ def draw(measured: list[Cell], path: Path) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise MissingDependencyError(
-            "a heat map needs matplotlib: pip install 'starsd-edge[bench]'"
-        ) from error
+        raise MissingDependencyError(f"a heat map needs matplotlib: {install_hint('bench')}") from error
     rows = [(profile, prompts) for profile in profile_names() for prompts in PROMPTS]
     columns = [(load, rtt, loss) for load in LOADS_PCT for rtt in RTTS_MS for loss in LOSSES_PCT]
     values = [[float("nan")] * len(columns) for _ in rows]

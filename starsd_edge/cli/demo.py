@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from starsd_edge.bundle import Bundle
-from starsd_edge.cli.runtime import ModelChoice, open_bundle
+from starsd_edge.chat.wrap import Style, StyledText, Wrapper
+from starsd_edge.cli.runtime import ModelChoice, model_name, open_bundle
 from starsd_edge.decoding.costs import load_profile, profile_names
 from starsd_edge.demo.processes import DraftService, TargetProcess
 from starsd_edge.demo.report import Comparison, Summary, as_json, as_table, remarks, summarise
@@ -69,8 +70,9 @@ def command(
     console.print(
         f"machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, no GPU used"
     )
-    bundle = open_bundle(ModelChoice(quant=quant), lambda line: console.print(f"[dim]{line}[/dim]"))
-    console.print(f"model: {bundle.manifest.identity.name}, {quant}, {bundle.path}")
+    choice = ModelChoice(quant=quant)
+    bundle = open_bundle(choice, lambda line: console.print(f"[dim]{line}[/dim]"))
+    console.print(f"model: {model_name(choice)}, {quant}, {bundle.path}", soft_wrap=True)
     summaries: list[Summary] = []
     with DraftService(head_options(head, bundle)) as service:
         console.print(f"draft service: {service.address}")
@@ -100,6 +102,7 @@ def head_options(head: Path | None, bundle: Bundle) -> list[str]:
 def measure(
     console: Console, name: str, args: Sequence[str], prompts: Sequence[str], max_tokens: int
 ) -> Summary:
+    console.print("[dim]loading two targets[/dim]")
     with TargetProcess(args) as first, TargetProcess(args) as second:
         targets = [first, second]
         at_once = NUM_TARGETS if name != THIS_MACHINE else 1
@@ -135,12 +138,23 @@ def compare(target: TargetProcess, prompt: str, max_tokens: int, *, starsd_first
 
 def stream(console: Console, target: TargetProcess, prompt: str, max_tokens: int) -> None:
     """One answer as a user sees it; what drafting settled in one pass is coloured."""
-    console.print(f"\n[bold]> {prompt}[/bold]   [dim](green: several tokens from one pass)[/dim]")
+    colour = console.is_terminal and not console.no_color
+    console.print(f"\n[bold]> {prompt}[/bold]")
+    if colour:
+        console.print("[dim](in colour: several tokens from one pass)[/dim]")
+    wrapper = Wrapper(console.width, colour=colour)
 
     def show(piece: Piece) -> None:
-        console.print(piece.text, end="", style="green" if piece.num_tokens > 1 else None, markup=False)
+        style = Style(colour=piece.num_tokens > 1)
+        first, *others = piece.text.split("\n")
+        out = wrapper.push(StyledText(first, style))
+        for line in others:
+            out += wrapper.newline() + wrapper.push(StyledText(line, style))
+        console.file.write(out)
+        console.file.flush()
 
     target.ask(Ask(prompt=prompt, mode=Mode.STARSD, max_tokens=max_tokens, stream=True), show)
+    console.file.write(wrapper.flush())
     console.print("\n")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.errors import StarSDError
+from starsd_edge.extras import install_hint
 
 __all__ = ["Finding", "Grade", "command", "examine"]
 
@@ -159,7 +160,7 @@ def runtimes(version_of: Callable[[str], str]) -> Iterator[Finding]:
     elif present:
         yield Finding("target", Grade.OK, present[0] + providers())
     else:
-        fix = "pip install 'starsd-edge[onnx]'"
+        fix = install_hint("onnx")
         yield Finding("target", Grade.MISSING, "no ONNX Runtime", fix)
     if importlib.util.find_spec("tensorrt") is not None:
         yield Finding("target", Grade.OK, "TensorRT's Python bindings are visible")
@@ -180,7 +181,7 @@ def providers() -> str:
 def packages(extra: Extra, version_of: Callable[[str], str]) -> Finding:
     missing = [name for name in extra.packages if not version_of(name)]
     if missing:
-        fix = f"pip install 'starsd-edge[{extra.extra}]'"
+        fix = install_hint(extra.extra)
         return Finding(extra.role, Grade.MISSING, f"without {', '.join(missing)}", fix)
     first = extra.packages[0]
     return Finding(extra.role, Grade.OK, f"{first} {version_of(first)}" + accelerator(extra.role))

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from starsd_edge.errors import MissingDependencyError
+from starsd_edge.extras import install_hint
 
 EMBEDDED = "embedded"
 
@@ -65,19 +66,22 @@ def command(
     )
     terminal = Console(stderr=True)
     bar = Progress(
-        TextColumn("exporting"),
+        TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} layers"),
+        TextColumn("{task.fields[count]}"),
         TimeRemainingColumn(),
         console=terminal,
         transient=True,
         disable=not terminal.is_terminal,
     )
     with bar:
-        task = bar.add_task("layers", total=None)
-        bundle = exporter.export(
-            path, out, settings, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+        task = bar.add_task("reading", total=None, count="")
+
+        def progress(done: int, total: int) -> None:
+            what = "exporting" if done < total else "trying out"
+            bar.update(task, completed=done, total=total, description=what, count=f"{done}/{total} layers")
+
+        bundle = exporter.export(path, out, settings, progress)
     size = sum(entry.num_bytes for entry in bundle.manifest.files.values())
     if as_json:
         click.echo(
@@ -92,5 +96,5 @@ def import_exporter() -> Any:
         return importlib.import_module("starsd_jetson.export")
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"exporting needs the {error.name} package: pip install 'starsd-edge[export,onnx]'"
+            f"exporting needs the {error.name} package: {install_hint('export', 'onnx')}"
         ) from error

@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from starsd_edge.errors import StarSDError
+from starsd_edge.errors import MissingDependencyError, StarSDError
+from starsd_edge.extras import EXTRA_OF, install_hint
 
 __all__ = ["COMMANDS", "cli", "main"]
 
@@ -105,5 +106,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         click.echo(f"starsd: {error}", err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_OF or "--debug" in args:
+            raise
+        click.echo(f"starsd: this needs the {package} package: {install_hint(EXTRA_OF[package])}", err=True)
+        sys.exit(MissingDependencyError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED_EXIT_CODE)

@@ -22,6 +22,7 @@ from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
 from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.extras import install_hint
 from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
 from starsd_edge.text.tokenizer import Tokenizer
@@ -247,5 +248,5 @@ def _product(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingDependencyError(
-            f"{name} does not load ({error}): pip install 'starsd-edge[onnx,export]'"
+            f"{name} does not load ({error}): {install_hint('onnx', 'export')}"
         ) from error

@@ -64,4 +64,4 @@ def test_target_runtimes_that_exclude_each_other_are_named(
 def test_a_role_without_its_packages_says_what_to_install(extra: object) -> None:
     finding: Finding = packages(extra, lambda _: "")  # type: ignore[arg-type]
     assert finding.grade is Grade.MISSING
-    assert "pip install 'starsd-edge[" in finding.fix
+    assert "pip install '.[" in finding.fix

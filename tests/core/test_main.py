@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 from click.testing import CliRunner
 
-from starsd_edge.cli.main import cli
+from starsd_edge.cli.main import cli, main
+from starsd_edge.errors import MissingDependencyError
 
 
 def test_help_answers_and_names_the_program() -> None:
@@ -12,3 +16,18 @@ def test_help_answers_and_names_the_program() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     assert "many edge devices" in result.output
+
+
+def test_a_missing_package_is_one_line_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever command needs it, and however deep the import is."""
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    for name in [name for name in sys.modules if name.startswith("starsd_deploy")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", "--help"])
+    assert ended.value.code == MissingDependencyError.exit_code
+    assert capsys.readouterr().err == (
+        "starsd: this needs the paramiko package: pip install '.[deploy]' in this project's folder\n"
+    )

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.extras import install_hint
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.shape import ModelShape, RopeScaling
 
@@ -112,7 +113,7 @@ class GgufSource:
             from gguf import GGUFReader
         except ImportError as error:
             raise MissingDependencyError(
-                "reading GGUF needs the gguf package: pip install 'starsd-edge[export]'"
+                f"reading GGUF needs the gguf package: {install_hint('export')}"
             ) from error
         self.path = path
         try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from starsd_edge.errors import MissingDependencyError
+from starsd_edge.extras import install_hint
 from starsd_server.emulate.bench import BenchRow
 
 __all__ = ["draw"]
@@ -18,7 +19,7 @@ def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise MissingDependencyError("a picture needs matplotlib: install starsd-edge[bench]") from error
+        raise MissingDependencyError(f"a picture needs matplotlib: {install_hint('bench')}") from error
     mpl.use("Agg")
     from matplotlib import pyplot
 
