@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from starsd_edge.errors import MissingDependencyError, StarSDError
+from starsd_edge.errors import MissingDependencyError, ResourceError, StarSDError
 from starsd_edge.extras import EXTRA_OF, install_hint
 
 __all__ = ["COMMANDS", "cli", "main"]
@@ -106,11 +106,29 @@ def main(argv: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         click.echo(f"starsd: {error}", err=True)
         sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_OF or "--debug" in args:
-            raise
-        click.echo(f"starsd: this needs the {package} package: {install_hint(EXTRA_OF[package])}", err=True)
-        sys.exit(MissingDependencyError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED_EXIT_CODE)
+    except Exception as error:
+        if "--debug" in args:
+            raise
+        told = _told(error)
+        click.echo(f"starsd: {told}", err=True)
+        sys.exit(told.exit_code)
+
+
+def _told(error: Exception) -> StarSDError:
+    """What nobody down there put into words, in one line."""
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and (package := (error.name or "").partition(".")[0]) in EXTRA_OF
+    ):
+        return MissingDependencyError(f"this needs the {package} package: {install_hint(EXTRA_OF[package])}")
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return ResourceError(f"{where}{error.strerror}")
+    if isinstance(error, MemoryError):
+        return ResourceError("this machine has too little memory for that")
+    first = next(iter(str(error).splitlines()), "")
+    return StarSDError(
+        f"unexpected {type(error).__name__}: {first[:200]} (a bug: add --debug after starsd and report it)"
+    )

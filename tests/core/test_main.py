@@ -31,3 +31,32 @@ def test_a_missing_package_is_one_line_with_its_extra(
     assert capsys.readouterr().err == (
         "starsd: this needs the paramiko package: pip install '.[deploy]' in this project's folder\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "model.gguf"),
+            "model.gguf: No such file or directory",
+        ),
+        (MemoryError(), "this machine has too little memory for that"),
+        (
+            ValueError("first\nsecond"),
+            "unexpected ValueError: first (a bug: add --debug after starsd and report it)",
+        ),
+    ],
+)
+def test_an_unforeseen_error_is_one_line_too(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "main", fail)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code not in (0, None)
+    assert capsys.readouterr().err == f"starsd: {line}\n"
+    with pytest.raises(type(error)):
+        main(["--debug"])
