@@ -30,6 +30,10 @@ __all__ = ["BlockLinear", "Int8Linear", "Precision", "RowHead", "int8_available"
 ROW_BLOCK = 16  # below it CPU GEMMs take other kernels for every row count (measured with oneDNN and MKL)
 INT8_MAX = 127.0
 ZERO_POINT = 128  # of the activations, held as uint8
+# oneDNN compiles and keeps a kernel for every number of rows it meets: a few numbers will do. Up to so many
+# rows, to the next multiple of.
+PADDING = ((1, 1), (16, 2), (64, 4), (256, 16))
+LARGEST_PADDING = 64
 SLOW = 10.0  # int8 kernels slower than float32 ones by this are not kernels but a reference loop
 TINY = 1e-30  # keeps the scale of an all-zero row finite
 
@@ -74,11 +78,12 @@ class Int8Linear(nn.Module):
 
     def _part(self, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
         row_scale = x.abs().amax(1, keepdim=True).mul_(1.0 / INT8_MAX).add_(TINY)  # [m, 1]
-        whole = x.div(row_scale).round_().add_(ZERO_POINT).to(torch.uint8)
+        whole = torch.empty((padded(len(x)), x.shape[1]), dtype=torch.uint8)
+        whole[: len(x)] = x.div(row_scale).round_().add_(ZERO_POINT)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             whole, 1.0, ZERO_POINT, packed, scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        return y.mul_(row_scale)
+        return y[: len(x)].mul_(row_scale)
 
 
 class BlockLinear(nn.Module):
@@ -136,6 +141,20 @@ class RowHead:
         return self._head.config
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of all matrices in this precision, and of the embedding."""
+        c = self.config
+        per_weight = {Precision.INT8: 1, Precision.FLOAT32: 4}.get(self.precision, 2)
+        eagle3 = c.kind is HeadKind.EAGLE3
+        attention_in = 2 * c.hidden_size if eagle3 else c.hidden_size
+        weights = c.hidden_size * (c.feature_size if eagle3 else 2 * c.hidden_size)
+        weights += attention_in * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        weights += c.num_heads * c.head_dim * c.hidden_size + 3 * c.hidden_size * c.intermediate_size
+        weights += c.draft_vocab_size * c.hidden_size
+        embedding = self._head.embedding
+        return weights * per_weight + embedding.numel() * embedding.element_size()
+
+    @property
     def draft_to_target(self) -> Tensor:
         return self._head.draft_to_target
 
@@ -166,6 +185,12 @@ class RowHead:
 
 
 @functools.cache
+def padded(rows: int) -> int:
+    """The next number of rows that there is a kernel for."""
+    step = next((step for limit, step in PADDING if rows <= limit), LARGEST_PADDING)
+    return -(-rows // step) * step
+
+
 def int8_available() -> bool:
     """Whether this torch has int8 products on this CPU that are exact (AVX2 without VNNI saturates partial
     sums) and worth having (some CPUs get a reference loop)."""

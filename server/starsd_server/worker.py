@@ -202,7 +202,7 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngin
 
 def open_engine(config: ServiceConfig, source: HeadSource) -> Engine:
     device = torch.device(config.device)
-    head = load_head(Path(source.folder), Path(source.target) if source.target else None)
+    head = load_head(Path(source.folder), Path(source.target) if source.target else None, dtype=None)
     row_head = RowHead(head.to(device), choose_precision(config, device))
     engine = Engine(row_head, config.limits.max_sessions, config.max_len)
     log.info(

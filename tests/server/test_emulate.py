@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,6 +22,9 @@ from starsd_server.emulate.engines import (
     engine_profile_names,
     load_engine_profile,
 )
+from starsd_server.emulate.machine import machine_use, resident_mib
+from starsd_server.emulate.round_profile import RoundProfile, worker_parts
+from starsd_server.emulate.soak import Reading, growth_mib
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
 from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.engine import Advanced, Engine, Extend, Grow, TreeReady, WorkItem
@@ -204,3 +209,33 @@ def test_eight_greedy_sessions_of_one_device_cost_another_at_most_a_fifth_of_its
     assert beside.first_rounds_per_s >= 0.8 * alone.first_rounds_per_s
     assert beside.rounds_per_s > 2 * beside.first_rounds_per_s
     assert beside.busy_while_waited_for == pytest.approx(1.0)
+
+
+def test_memory_and_processor_time_of_a_process_are_read() -> None:
+    assert resident_mib() > 1
+    use = machine_use([os.getpid()])
+    sum(range(10_000))
+    later = machine_use([os.getpid()]).since(use)
+    assert use.cpu_s[0] > 0
+    assert later.cpu_s[0] >= 0
+    assert later.wait_s[0] >= 0
+
+
+@pytest.mark.parametrize(("start_mib", "end_mib", "grown"), [(100.0, 100.0, 0.0), (100.0, 130.0, 30.0)])
+def test_growth_is_counted_from_the_second_reading(start_mib: float, end_mib: float, grown: float) -> None:
+    readings = [Reading(10, 50.0, 20.0), Reading(20, start_mib, 20.0), Reading(30, end_mib, 20.0)]
+    assert growth_mib(readings) == pytest.approx(grown)
+
+
+def test_every_sampled_moment_of_a_round_has_a_part(tmp_path: Path) -> None:
+    """Real sessions and a real engine at one table: head, tree and the rest are told apart."""
+    plan = virtual_plan(tmp_path)
+    identity = plan.fleet.identity
+    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=identity)
+    save_head(random_head(HeadKind.EAGLE1), manifest, tmp_path / "head")
+    config = msgspec.structs.replace(plan.config, engine="real", heads=(HeadSource(str(tmp_path / "head")),))
+    parts = worker_parts(replace(plan, config=config), 2, 300)
+    assert {"head", "tree"} <= set(parts)
+    profile = RoundProfile({"head": 2.0, "scores": 1.0, "tree": 0.25, "gateway": 0.5}, 300)
+    assert profile.beside_head_ms == pytest.approx(0.75)
+    assert "not head     0.750 ms" in profile.lines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from starsd_server.rows import Int8Linear, int8_available
+from starsd_server.rows import Int8Linear, int8_available, padded
 
 needs_int8 = pytest.mark.skipif(not int8_available(), reason="no exact and fast int8 products on this CPU")
 
@@ -28,3 +28,11 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
     x = torch.randn(37, 160, generator=generator)
     together = linear(x)
     assert all(torch.equal(linear(x[at : at + 1])[0], together[at]) for at in range(len(x)))
+
+
+def test_few_numbers_of_rows_need_kernels_of_their_own() -> None:
+    """Each costs compiling and memory; none is padded by much."""
+    sizes = {padded(rows) for rows in range(1, 1025)}
+    assert len(sizes) < 48
+    assert all(rows <= padded(rows) < rows + 64 for rows in range(1, 1025))
+    assert all(padded(rows) <= 1.25 * rows + 1 for rows in range(1, 1025))

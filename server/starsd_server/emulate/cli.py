@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from starsd_server.emulate.bench import BenchPlan, BenchRow, measure
 from starsd_server.emulate.devices import FleetPlan
 from starsd_server.emulate.engines import load_engine_profile
 from starsd_server.emulate.record import open_trace, recorded_trees
+from starsd_server.emulate.soak import growth_mib, soak
 from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.heads.checkpoint import read_manifest
 from starsd_server.scheduling import Limits, Policy
@@ -63,6 +65,12 @@ AT_LEAST_ONE = click.IntRange(1)
     help="Instead: what a device with that many sessions costs another with one (batched).",
 )
 @click.option(
+    "--soak",
+    "soak_rounds",
+    type=click.IntRange(10),
+    help="Instead: the service's memory over that many rounds, with the largest number of targets.",
+)
+@click.option(
     "--profile-round",
     "profiled_rounds",
     is_flag=False,
@@ -87,6 +95,7 @@ def command(
     threads: int,
     virtual: bool,
     greedy: int | None,
+    soak_rounds: int | None,
     profiled_rounds: int | None,
     json_file: Path | None,
     png_file: Path | None,
@@ -133,6 +142,9 @@ def command(
     if profiled_rounds is not None:
         profile_round(plan, max(counts), profiled_rounds, json_file)
         return
+    if soak_rounds is not None:
+        show_soak(plan, max(counts), soak_rounds, json_file)
+        return
     policies = [policy.value for policy in Policy] if scheduler == "both" else [scheduler]
     if greedy:
         policies = [Policy.BATCHED.value]
@@ -170,6 +182,23 @@ def command(
 def beside_greed(sessions: int) -> list[list[str | None]]:
     """A device with one session, alone and beside one that has many."""
     return [["modest"], ["modest", *["greedy"] * sessions]]
+
+
+def show_soak(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None) -> None:
+    click.echo("rounds   worker MiB  gateway MiB")
+    readings = soak(
+        plan,
+        Policy.BATCHED.value,
+        [None] * targets,
+        rounds,
+        lambda r: click.echo(f"{r.rounds:>6}  {r.worker_mib:>10.1f}  {r.gateway_mib:>10.1f}"),
+    )
+    click.echo(f"grew by {growth_mib(readings):+.1f} MiB from the second reading on")
+    if json_file is not None:
+        facts = {"targets": targets, "engine": plan.config.engine}
+        json_file.write_text(
+            json.dumps({**facts, "readings": [asdict(r) for r in readings]}, indent=2) + "\n"
+        )
 
 
 def profile_round(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None) -> None:

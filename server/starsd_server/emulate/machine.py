@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MachineUse", "machine_use"]
+__all__ = ["MachineUse", "machine_use", "resident_mib"]
 
 PROC = Path("/proc")
 
@@ -50,3 +50,11 @@ def _wait_s(thread: Path) -> float:
         return int((thread / "schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):  # it has ended, or the system keeps no such counts
         return 0.0
+
+
+def resident_mib(pid: int | None = None) -> float:
+    """Anonymous memory of a process, this one by default: what is mapped from files can be dropped."""
+    for line in (PROC / str(pid or os.getpid()) / "status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) / 1024
+    raise OSError("this system does not tell a process's memory")

@@ -69,7 +69,7 @@ def recorded_trees(
     report(f"recording the head's trees for {profile.name}, once")
     torch.set_num_threads(1)  # as in the service; more of them wait for each other on a busy machine
     precision = Precision.INT8 if int8_available() else Precision.FLOAT32
-    head = RowHead(load_head(head_folder, target), precision)
+    head = RowHead(load_head(head_folder, target, dtype=None), precision)
     engine = Engine(head, len(trace.conversations), MAX_LEN)
     costs = VerifyCosts(profile.curve.table(max_nodes), wait_s)
     trees = record_trees(engine, trace, TreeShape().limits(max_nodes, costs))

@@ -56,13 +56,16 @@ class HeadManifest:
             raise ValueError(f"format '{self.format}', this version reads '{FORMAT}'")
 
 
-def load_head(folder: Path, target: Path | None = None, dtype: torch.dtype = torch.float32) -> EagleHead:
+def load_head(
+    folder: Path, target: Path | None = None, dtype: torch.dtype | None = torch.float32
+) -> EagleHead:
     """Read a head, ready for inference.
 
     Args:
         folder: a head in our format.
         target: the target's bundle, GGUF file or Hugging Face folder. Needed when the folder has no
             `target.safetensors` and the cache has none yet; the head that ships finds its own.
+        dtype: of all weights; None leaves each as it is stored, and mapped from its file.
 
     Raises:
         BundleError: a file is missing or damaged, tensors are missing, extra or of another shape, or the
@@ -77,7 +80,7 @@ def load_head(folder: Path, target: Path | None = None, dtype: torch.dtype = tor
     _check_vocabulary(folder / HEAD_NAME, tensors["draft_to_target"], manifest.head)
     rows = _target_tensors(folder, manifest, tensors["draft_to_target"], target)
     values = {
-        name: value.to(dtype) if value.is_floating_point() else value
+        name: value.to(dtype) if dtype is not None and value.is_floating_point() else value
         for name, value in (tensors | rows).items()
     }
     head.load_state_dict(values, assign=True)

@@ -142,7 +142,7 @@ class EagleHead(nn.Module):
 
     def _fuse(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and what attention reads."""
-        embedded = F.embedding(tokens, self.embedding)
+        embedded = F.embedding(tokens, self.embedding).to(hidden.dtype)
         if self.embed_norm is None or self.hidden_norm is None:
             x = self.fc(torch.cat([embedded, hidden], dim=-1))
             return x, x
