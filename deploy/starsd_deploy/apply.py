@@ -6,19 +6,22 @@ import contextlib
 import enum
 import math
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from starsd_deploy.device import DeviceShell
+from starsd_deploy.engines import EngineShelf
 from starsd_deploy.facts import Facts
-from starsd_deploy.inventory import Device, Fleet, Role
+from starsd_deploy.inventory import Fleet, Role
 from starsd_deploy.lease import Holder
 from starsd_deploy.plan import DevicePlan, Plan
 from starsd_deploy.runner import Observer, RunContext, run_plan
-from starsd_deploy.ssh import Connection
 from starsd_deploy.steps import Pin, Trust
 from starsd_deploy.sudo import SudoPassword
 from starsd_deploy.survey import Login
+from starsd_edge.config import cache_dir
 from starsd_edge.errors import StarSDError, UsageError
 
 __all__ = ["Ending", "Outcome", "Pace", "apply_plan", "batches", "parse_batch"]
@@ -79,66 +82,100 @@ def batches(plans: tuple[DevicePlan, ...], size: int) -> tuple[tuple[DevicePlan,
 
 
 def apply_plan(
-    fleet: Fleet, plan: Plan, login: Login, pace: Pace, holder: Holder, sudo: SudoPassword, observer: Observer
+    fleet: Fleet,
+    plan: Plan,
+    login: Login,
+    pace: Pace,
+    holder: Holder,
+    sudo: SudoPassword,
+    observer: Observer,
+    *,
+    cache: Path | None = None,
 ) -> tuple[Outcome, ...]:
-    """Do exactly what the plan says; outcomes in plan order.
+    """Do exactly what the plan says; outcomes in plan order. Engines that are passed on are kept in `cache`.
 
     Nothing is raised for a device: a failure is its outcome; the others go on until `fail_percent` is passed.
     """
-    uploads = threading.Semaphore(max(1, pace.uploads))
+    work = _Deployment(fleet, plan, login, pace, holder, sudo, observer, cache or cache_dir())
     outcomes: dict[str, Outcome] = {}
     failed = 0
     for group in batches(plan.devices, pace.batch):
         if failed * 100 > pace.fail_percent * len(plan.devices):
             break
         with ThreadPoolExecutor(max(1, pace.parallel), thread_name_prefix="deploy") as pool:
-            for outcome in pool.map(
-                lambda one: _apply_device(fleet, one, login, holder, sudo, observer, uploads), group
-            ):
+            for outcome in pool.map(work.device, group):
                 outcomes[outcome.device] = outcome
         failed = sum(outcome.ending is Ending.FAILED for outcome in outcomes.values())
     return tuple(outcomes.get(one.device, Outcome(one.device, Ending.NOT_STARTED)) for one in plan.devices)
 
 
-def _apply_device(
-    fleet: Fleet,
-    plan: DevicePlan,
-    login: Login,
-    holder: Holder,
-    sudo: SudoPassword,
-    observer: Observer,
-    uploads: threading.Semaphore,
-) -> Outcome:
-    if not plan.steps:
-        return Outcome(plan.device, Ending.UNCHANGED)
-    device = fleet.device(plan.device)
-    try:
-        connection = login.connect(device)
-    except StarSDError as error:
-        return Outcome(plan.device, Ending.FAILED, 0, error)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(connection)
+class _Deployment:
+    """What the devices of one deployment share."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        plan: Plan,
+        login: Login,
+        pace: Pace,
+        holder: Holder,
+        sudo: SudoPassword,
+        observer: Observer,
+        cache: Path,
+    ) -> None:
+        self._fleet, self._login, self._holder = fleet, login, holder
+        self._sudo, self._observer = sudo, observer
+        self._uploads = threading.Semaphore(max(1, pace.uploads))
+        self._under_way = {one.device for one in plan.devices}
+        self._engines = EngineShelf(
+            cache / "engines", self._shell_of, lambda name: name not in self._under_way
+        )
+
+    def device(self, plan: DevicePlan) -> Outcome:
+        """One device's plan from log-in to end."""
         try:
-            peers = _peer_shells(fleet, plan, login, stack)
+            return self._carry_out(plan)
+        finally:
+            self._under_way.discard(plan.device)
 
-            def context(facts: Facts) -> RunContext:
-                return RunContext(facts=facts, sudo=sudo, peers=peers, uploads=uploads, observer=observer)
-
-            run_plan(connection, device, plan, holder, context)
+    def _carry_out(self, plan: DevicePlan) -> Outcome:
+        if not plan.steps:
+            return Outcome(plan.device, Ending.UNCHANGED)
+        device = self._fleet.device(plan.device)
+        try:
+            connection = self._login.connect(device)
         except StarSDError as error:
-            return Outcome(plan.device, Ending.FAILED, connection.bytes_sent, error)
-    return Outcome(plan.device, Ending.CHANGED, connection.bytes_sent)
+            return Outcome(plan.device, Ending.FAILED, 0, error)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
+            try:
+                peers = {name: stack.enter_context(self._shell_of(name)) for name in _peers(plan)}
+
+                def context(facts: Facts) -> RunContext:
+                    return RunContext(
+                        facts=facts,
+                        sudo=self._sudo,
+                        peers=peers,
+                        uploads=self._uploads,
+                        observer=self._observer,
+                        engines=self._engines,
+                    )
+
+                run_plan(connection, device, plan, self._holder, context)
+            except StarSDError as error:
+                return Outcome(plan.device, Ending.FAILED, connection.bytes_sent, error)
+        return Outcome(plan.device, Ending.CHANGED, connection.bytes_sent)
+
+    @contextlib.contextmanager
+    def _shell_of(self, name: str) -> Iterator[DeviceShell]:
+        """Another device of the fleet, without its lease: to ask, to exchange keys."""
+        device = self._fleet.device(name)
+        with self._login.connect(device) as connection:
+            yield DeviceShell(connection, device.root, "")
 
 
-def _peer_shells(
-    fleet: Fleet, plan: DevicePlan, login: Login, stack: contextlib.ExitStack
-) -> dict[str, DeviceShell]:
-    """Connections to the draft devices that this plan exchanges keys with."""
+def _peers(plan: DevicePlan) -> tuple[str, ...]:
+    """Draft devices that a plan exchanges keys with."""
     names = {step.service for step in plan.steps if isinstance(step, Trust)}
     names |= {step.service for step in plan.steps if isinstance(step, Pin) and not step.public_key}
-    return {name: _peer_shell(fleet.device(name), login, stack) for name in sorted(names)}
-
-
-def _peer_shell(device: Device, login: Login, stack: contextlib.ExitStack) -> DeviceShell:
-    connection: Connection = stack.enter_context(login.connect(device))
-    return DeviceShell(connection, device.root, "")
+    return tuple(sorted(names))

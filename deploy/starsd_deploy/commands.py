@@ -13,6 +13,7 @@ from starsd_deploy.inventory import Device, Role, UnitScope
 
 __all__ = [
     "ServiceLink",
+    "engine_script",
     "gate_script",
     "key_name",
     "make_key_script",
@@ -59,6 +60,11 @@ def gate_script(device: Device, root: str, services: tuple[ServiceLink, ...]) ->
     return _prelude(device, root) + "".join(lines)
 
 
+def engine_script(device: Device, root: str) -> str:
+    """Shell in a release's folder: the engine of its bundle, built if need be; the last line is its file."""
+    return _exports(device, root) + f"{PYTHON} bundle engine bundle\n"
+
+
 def probe_script(device: Device) -> str:
     """Python (standard library) that exits 0 once the running release answers on its port."""
     if device.role is Role.TARGET:
@@ -97,7 +103,7 @@ def _target_argv(device: Device, services: tuple[ServiceLink, ...]) -> list[str]
 def _gate(device: Device, root: str, services: tuple[ServiceLink, ...]) -> list[tuple[str, list[str]]]:
     if device.role is Role.DRAFT:
         return [("heads load and the service could serve", [*_draft_argv(device, root), "--check"])]
-    checks = [("files and self-test of the bundle", ["bundle", "verify", "bundle"])]
+    checks = [("files and self-test of the bundle", ["bundle", "verify", "bundle", "--on-device"])]
     return checks + [
         (f"service {s.name} at {s.address}", ["ping", s.address, "--count", "3", "--no-upload"])
         for s in services
@@ -105,6 +111,10 @@ def _gate(device: Device, root: str, services: tuple[ServiceLink, ...]) -> list[
 
 
 def _prelude(device: Device, root: str) -> str:
+    return '#!/bin/sh\nset -eu\ncd "$(dirname "$(readlink -f "$0")")"\n' + _exports(device, root)
+
+
+def _exports(device: Device, root: str) -> str:
     exports = {
         "STARSD_CONFIG": f"{root}/config",
         "STARSD_KEYS": f"{root}/keys",
@@ -112,8 +122,7 @@ def _prelude(device: Device, root: str) -> str:
         "STARSD_STATE": f"{root}/state",
         **device.environment,
     }
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())]
-    return '#!/bin/sh\nset -eu\ncd "$(dirname "$(readlink -f "$0")")"\n' + "\n".join(lines) + "\n"
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(exports.items()))
 
 
 def key_name(role: Role) -> str:

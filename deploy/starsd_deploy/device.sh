@@ -177,6 +177,54 @@ release() {
     settle "$here"
 }
 
+# --- engines -----------------------------------------------------------------------------------------------
+
+# engines/KEY names a finished engine: `FILE SHA256 SIZE`, FILE in cache/engines. Whoever builds holds a lock on KEY.lock,
+# which ends with the process, however that ends.
+engine_start() { # engine_start KEY RELEASE SCRIPT: build it, unless it is there or being built. Returns at once
+    mkdir -p "$root/engines"
+    job=$root/engines/$1
+    [ ! -e "$job" ] || return 0
+    exec 8>>"$job.lock"
+    flock -n 8 || return 0
+    (
+        # it outlives this connection; beside it the running release goes first, and lives where memory is short
+        trap '' HUP
+        echo 1000 >/proc/self/oom_score_adj || true
+        cd "$root/releases/$2"
+        made=$(nice -n 10 sh -c "$3" 2>"$job.log" | tail -n 1) || true
+        [ -s "$made" ] || exit 1
+        settle "$made"
+        echo "$(basename "$made") $(sha256 <"$made") $(stat -c %s "$made")" | put "$job" 600
+        settle "$root/engines"
+    ) </dev/null >/dev/null 2>&1 &
+    exec 8>&-
+}
+
+engine_state() { # engine_state KEY: `done FILE SHA256 SIZE`, `building`, `none`, or `failed` and why
+    job=$root/engines/$1
+    if [ -e "$job" ]; then
+        echo "done $(cat "$job")"
+    elif [ -e "$job.lock" ] && ! flock -n "$job.lock" true; then
+        echo building
+    elif [ -e "$job" ]; then
+        echo "done $(cat "$job")"
+    elif [ -e "$job.log" ]; then
+        echo failed
+        tail -n 20 "$job.log"
+    else
+        echo none
+    fi
+}
+
+engine_put() { # engine_put KEY FILE SHA256 SIZE: a blob that was sent becomes the engine
+    mkdir -p "$root/engines" "$root/cache/engines"
+    mv -f "$root/blobs/$3" "$root/cache/engines/$2"
+    settle "$root/cache/engines"
+    echo "$2 $3 $4" | put "$root/engines/$1" 600
+    settle "$root/engines"
+}
+
 # --- going live --------------------------------------------------------------------------------------------
 
 gate() { # gate ID TIMEOUT_S
@@ -286,16 +334,19 @@ prune() { # prune: keep-list of releases, bundles and blobs as `release ID`, `bu
     done
     cd "$root"
     now=$(readlink current || true)
-    for path in releases/* bundles/* blobs/* parts/*; do
+    for path in releases/* bundles/* blobs/* parts/* engines/*; do
         [ -e "$path" ] || continue
         [ "$path" = "$now" ] && continue
         case $path in
             releases/*) kind=release name=${path#releases/} ;;
             bundles/*) kind=bundle name=${path#bundles/} ;;
             blobs/*) kind=blob name=${path#blobs/} ;;
+            engines/*) kind=engine name=${path#engines/} name=${name%%.*} ;;
             *) kind=part name=- ;;
         esac
-        case $keep in *" $kind/$name "*) ;; *) rm -rf "$path" ;; esac
+        case $keep in *" $kind/$name "*) continue ;; esac
+        case $path in engines/*.*) ;; engines/*) rm -f "cache/engines/$(cut -d' ' -f1 "$path")" ;; esac
+        rm -rf "$path"
     done
     rm -rf bundles/.*.new
 }
@@ -342,7 +393,7 @@ untrust() { with_current "$@"; } # untrust SCRIPT DEVICE
 
 case $verb in
     lease_take | lease_break) ;;
-    lease_beat | lease_drop | journal | chunk_hashes | public_key | trust | untrust) ;;
+    lease_beat | lease_drop | journal | chunk_hashes | engine_state | public_key | trust | untrust) ;;
     *) lease_ours || exit $LEASE_LOST ;;
 esac
 "$verb" "$@"

@@ -66,6 +66,7 @@ class Manifest(msgspec.Struct, frozen=True):
     wheels: dict[str, str]
     links: dict[str, str]
     blobs: tuple[str, ...]
+    engine: str = ""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ class State(msgspec.Struct, frozen=True):
     restart_pending  a key was replaced that the running process has read
     history       releases in the order they were switched to, the newest last
     public_key    the device's public CURVE key, Z85
+    engines       keys of the TensorRT engines that are there (engines.py)
     pinned        services -> `key address` that the device holds; trusted (draft role): devices it admits
     """
 

@@ -153,7 +153,7 @@ for file in keys/trusted/*.pub; do
     [ -f "$file" ] && echo "$(basename "$file" .pub) $(sed -n 's/.*"public": *"\([^"]*\)".*/\1/p' "$file" | head -n 1)"
 done
 section engines
-[ -d engines ] && find engines -maxdepth 1 -mindepth 1 -type d ! -name '.*' -exec basename {} \;
+[ -d engines ] && find engines -maxdepth 1 -mindepth 1 -type f ! -name '*.*' -exec basename {} \;
 section lease
 cat lease/holder
 section parts

@@ -103,6 +103,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bundle      (draft device) of the target, where the head's folder lacks its embedding
     drain_s     how long a running answer may take before a restart cuts it
     start_timeout_s   how long health gate and start may take; loading 7B from an SD card is slow
+    engine_timeout_s  how long building a TensorRT engine may take, in the background of the running release
     """
 
     name: str
@@ -130,6 +131,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     keep_releases: int = 3
     drain_s: float = 60.0
     start_timeout_s: float = 300.0
+    engine_timeout_s: float = 7200.0
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

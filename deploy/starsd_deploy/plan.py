@@ -12,6 +12,7 @@ import msgspec
 
 from starsd_deploy.commands import (
     ServiceLink,
+    engine_script,
     key_name,
     make_key_script,
     probe_script,
@@ -26,6 +27,7 @@ from starsd_deploy.steps import (
     Bundle,
     Confirm,
     Content,
+    Engine,
     Gate,
     InstallUnit,
     MakeKey,
@@ -45,6 +47,8 @@ from starsd_edge.errors import ConfigError, ResourceError
 __all__ = ["DevicePlan", "Plan", "Wanted", "plan_device", "read_plan", "write_plan"]
 
 PLAN_VERSION = 1
+# Of the weights: a build needs graph, engine, timing cache and temporaries (as its own check has it).
+ENGINE_BUILD_FACTOR, ENGINE_FACTOR = 2.5, 1.25
 INSTALLED_SIZE_FACTOR = 4  # a venv takes about three times its wheels; one more for the build's own needs
 
 
@@ -52,12 +56,19 @@ class Wanted(msgspec.Struct, frozen=True):
     """What a device shall be, worked out on the workstation.
 
     trusted_by  draft devices of the fleet this device talks to -> the public key each now admits for it
+    engine_from  an identical device that has the engine of the bundle, or will have it; "" builds it here
     """
 
     release: Release
     contents: tuple[Content, ...]
     services: tuple[ServiceLink, ...]
     trusted_by: dict[str, str] = {}
+    engine_from: str = ""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The release's own record."""
+        return msgspec.json.decode(self.release.manifest, type=Manifest)
 
 
 class DevicePlan(msgspec.Struct, frozen=True):
@@ -96,9 +107,11 @@ def plan_device(device: Device, facts: Facts, wanted: Wanted) -> DevicePlan:
     there = state.release(release.id)
     if not there.complete:
         steps += _build_steps(state, wanted)
-        _check_disk(device, facts, steps)
+    engine_steps = _engine_steps(device, state, wanted)
+    _check_disk(device, facts, wanted, (*steps, *engine_steps))
     key_steps = _key_steps(device, state, wanted)
     steps += key_steps
+    steps += engine_steps
     if not there.gated:
         steps.append(Gate(release=release.id, timeout_s=device.start_timeout_s))
     steps += _live_steps(device, facts, wanted, key_steps)
@@ -150,9 +163,23 @@ def _build_steps(state: State, wanted: Wanted) -> list[Step]:
     return steps
 
 
-def _check_disk(device: Device, facts: Facts, steps: list[Step]) -> None:
+def _engine_steps(device: Device, state: State, wanted: Wanted) -> list[Step]:
+    key = wanted.manifest.engine
+    if not key or key in state.engines:
+        return []
+    script = engine_script(device, state.root)
+    return [Engine(wanted.release.id, key, wanted.engine_from, script, device.engine_timeout_s)]
+
+
+def _check_disk(device: Device, facts: Facts, wanted: Wanted, steps: tuple[Step, ...]) -> None:
+    if not steps:
+        return
     sent = sum(step.size for step in steps if isinstance(step, Upload))
     wheels = sum(wheel.blob.size for step in steps if isinstance(step, Release) for wheel in step.wheels)
+    weights = sum(file.blob.size for content in wanted.contents for file in content.files)
+    engine = next((step for step in steps if isinstance(step, Engine)), None)
+    if engine:
+        sent += int(weights * (ENGINE_FACTOR if engine.source else ENGINE_BUILD_FACTOR))
     needed = sent + INSTALLED_SIZE_FACTOR * wheels + SLACK_BYTES
     if needed > facts.disk_free_bytes:
         free = facts.disk_free_bytes >> 20
@@ -228,13 +255,14 @@ def _prune_steps(device: Device, state: State, wanted: Wanted) -> list[Step]:
     bundles = {wanted_id for m in manifests for wanted_id in m.links.values()} | set(
         wanted.release.links.values()
     )
-    wanted_manifest = msgspec.json.decode(wanted.release.manifest, type=Manifest)
-    blobs = {sha for m in manifests for sha in m.blobs} | set(wanted_manifest.blobs)
+    kept = (*manifests, wanted.manifest)
+    blobs = {sha for m in kept for sha in m.blobs}
     old_bundles = tuple(name for name in state.bundles if name not in bundles)
     old_blobs = tuple(sorted(sha for sha in state.blobs if sha not in blobs))
     words = [("release", name) for name in keep]
     words += [("bundle", name) for name in sorted(bundles)]
     words += [("blob", sha) for sha in sorted(blobs)]
+    words += [("engine", key) for key in sorted({m.engine for m in kept if m.engine})]
     return [
         Prune(
             releases=old_releases,

@@ -20,6 +20,7 @@ import hashlib
 import msgspec
 
 from starsd_deploy.commands import ServiceLink, gate_script, run_script
+from starsd_deploy.engine_key import engine_key
 from starsd_deploy.facts import Facts, Manifest, PythonFacts, State
 from starsd_deploy.inventory import Device, Runtime
 from starsd_deploy.steps import Content, Release
@@ -87,6 +88,7 @@ def make_release(
     release_id = f"{version}-{digest}"
     blobs = {wheel.blob.sha256 for wheel in wheels.wheels}
     blobs |= {file.blob.sha256 for content in contents for file in content.files}
+    bundle = unnamed.links.get("bundle", "")
     manifest = Manifest(
         id=release_id,
         version=version,
@@ -95,6 +97,7 @@ def make_release(
         wheels={wheel.name: wheel.blob.sha256 for wheel in wheels.wheels},
         links=unnamed.links,
         blobs=tuple(sorted(blobs)),
+        engine=engine_key(device, facts, bundle) if device.runtime is Runtime.TENSORRT and bundle else "",
     )
     return msgspec.structs.replace(
         unnamed, id=release_id, manifest=msgspec.json.encode(manifest, order="deterministic").decode()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from starsd_deploy.commands import unit_name
 from starsd_deploy.device import NOT_RUNNING, DeviceShell, UnhealthyError
+from starsd_deploy.engines import EngineShelf, build_engine, put_engine
 from starsd_deploy.facts import Facts, facts_script, parse_facts, state_digest
 from starsd_deploy.inventory import Device, UnitScope
 from starsd_deploy.lease import Holder, Lease
@@ -19,6 +20,7 @@ from starsd_deploy.ssh import Connection
 from starsd_deploy.steps import (
     Bundle,
     Confirm,
+    Engine,
     Gate,
     InstallUnit,
     MakeKey,
@@ -33,7 +35,7 @@ from starsd_deploy.steps import (
     Upload,
 )
 from starsd_deploy.sudo import SudoPassword, run_as_root
-from starsd_deploy.transfer import CHANNELS, send_blobs
+from starsd_deploy.transfer import CHANNELS, Blob, send_blobs
 from starsd_edge.errors import DeployError
 
 __all__ = ["Observer", "RunContext", "gather_facts", "run_plan"]
@@ -58,6 +60,7 @@ class RunContext:
 
     peers     shells of draft devices by name, to pin and trust keys
     uploads   how many devices may upload at once
+    engines   where engines of identical devices come from
     """
 
     facts: Facts
@@ -65,6 +68,7 @@ class RunContext:
     peers: Mapping[str, DeviceShell]
     uploads: threading.Semaphore
     observer: Observer
+    engines: EngineShelf | None = None
     channels: int = CHANNELS
 
 
@@ -114,7 +118,7 @@ def run_step(shell: DeviceShell, step: Step, context: RunContext) -> None:
         case Prepare():
             shell.do("prepare")
         case Upload():
-            _upload(shell, step, context)
+            _upload(shell, step.blobs, context)
         case Bundle(content=content):
             pairs = [word for file in content.files for word in (file.blob.sha256, file.path)]
             shell.do("bundle", content.id, *pairs, timeout_s=BUILD_TIMEOUT_S)
@@ -128,6 +132,8 @@ def run_step(shell: DeviceShell, step: Step, context: RunContext) -> None:
         case Trust():
             key = shell.do("public_key").strip()
             _peer(context, step.service).do("trust", step.script, step.device, key)
+        case Engine():
+            _engine(shell, step, context)
         case Gate():
             shell.do("gate", step.release, f"{step.timeout_s:g}", timeout_s=step.timeout_s + GATE_SLACK_S)
         case Switch():
@@ -149,15 +155,23 @@ def _peer(context: RunContext, service: str) -> DeviceShell:
     return context.peers[service]
 
 
-def _upload(shell: DeviceShell, step: Upload, context: RunContext) -> None:
+def _upload(shell: DeviceShell, blobs: tuple[Blob, ...], context: RunContext) -> None:
     name = shell.connection.name
     with context.uploads:
         send_blobs(
             shell,
-            step.blobs,
+            blobs,
             channels=context.channels,
             progress=lambda count: context.observer.bytes_settled(name, count),
         )
+
+
+def _engine(shell: DeviceShell, step: Engine, context: RunContext) -> None:
+    if not step.source or context.engines is None:
+        build_engine(shell, step)
+        return
+    engine = context.engines.take(step.key, step.source)
+    put_engine(shell, step.key, engine, lambda blob: _upload(shell, (blob,), context))
 
 
 def _release(shell: DeviceShell, step: Release) -> None:

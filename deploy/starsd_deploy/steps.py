@@ -14,6 +14,7 @@ __all__ = [
     "Confirm",
     "Content",
     "ContentFile",
+    "Engine",
     "Gate",
     "InstallUnit",
     "MakeKey",
@@ -114,6 +115,19 @@ class Trust(msgspec.Struct, frozen=True, tag=True):
     script: str
 
 
+class Engine(msgspec.Struct, frozen=True, tag=True):
+    """Have the TensorRT engine of a release's bundle: the one of `source`, an identical device, or build it.
+
+    The build goes on by itself on the device, whatever becomes of the connection.
+    """
+
+    release: str
+    key: str
+    source: str
+    script: str
+    timeout_s: float
+
+
 class Gate(msgspec.Struct, frozen=True, tag=True):
     """Load the model, run its self-test, reach the service; the release may go live only after this."""
 
@@ -173,6 +187,7 @@ Step = (
     | MakeKey
     | Pin
     | Trust
+    | Engine
     | Gate
     | Switch
     | InstallUnit
@@ -199,6 +214,8 @@ def describe(step: Step) -> str:
             return f"+ public key of service {step.service} ({step.address})"
         case Trust():
             return f"+ service {step.service} admits {step.device}"
+        case Engine():
+            return f"+ engine {step.key}, {f'from {step.source}' if step.source else 'built here'}"
         case Gate():
             return f"? health gate of {step.release} before it goes live"
         case Switch():

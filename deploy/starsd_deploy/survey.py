@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
 from starsd_deploy.checks import Check, blockers, check_device
 from starsd_deploy.commands import ServiceLink
 from starsd_deploy.contents import HashCache, read_content
@@ -150,12 +152,16 @@ class Workshop:
 def plan_fleet(
     fleet: Fleet, devices: tuple[Device, ...], found: Mapping[str, Surveyed], workshop: Workshop, login: Login
 ) -> tuple[Planned, ...]:
-    """A plan, or a reason, for each device; drafts come first."""
-    return tuple(
-        _plan_one(fleet, device, found, workshop, login)
-        for device in with_drafts(fleet, devices)
-        if device in devices
-    )
+    """A plan, or a reason, for each device; drafts come first.
+
+    Of identical devices the first builds an engine, the others take it from there.
+    """
+    engines = {key: name for name, seen in found.items() if seen.facts for key in seen.facts.state.engines}
+    planned = []
+    for device in with_drafts(fleet, devices):
+        if device in devices:
+            planned.append(_plan_one(fleet, device, found, workshop, login, engines))
+    return tuple(planned)
 
 
 def whole_plan(fleet: Fleet, planned: tuple[Planned, ...]) -> Plan:
@@ -177,8 +183,14 @@ def service_link(fleet: Fleet, name: str, found: Mapping[str, Surveyed], login: 
 
 
 def _plan_one(
-    fleet: Fleet, device: Device, found: Mapping[str, Surveyed], workshop: Workshop, login: Login
+    fleet: Fleet,
+    device: Device,
+    found: Mapping[str, Surveyed],
+    workshop: Workshop,
+    login: Login,
+    engines: dict[str, str],
 ) -> Planned:
+    """`engines` maps keys to devices that have or will have that engine; what this one builds is added."""
     seen = found[device.name]
     if seen.facts is None:
         return Planned(device, None, seen.error)
@@ -188,7 +200,12 @@ def _plan_one(
         return Planned(device, None, DeployError(f"{device.name}: {reasons}"))
     try:
         wanted = workshop.wanted(fleet, device, seen.facts, found, login)
-        return Planned(device, plan_device(device, seen.facts, wanted), None)
+        engine = wanted.manifest.engine
+        wanted = msgspec.structs.replace(wanted, engine_from=engines.get(engine, ""))
+        plan = plan_device(device, seen.facts, wanted)
+        if engine:
+            engines.setdefault(engine, device.name)
+        return Planned(device, plan, None)
     except StarSDError as error:
         return Planned(device, None, error)
 

@@ -27,7 +27,7 @@ from starsd_jetson.cuda import Cuda, DeviceBuffer
 from starsd_jetson.trt_build import PREFILL_ROWS, build_engine, import_tensorrt
 from starsd_jetson.trt_plan import HEADER_BYTES, EngineKey, read_header
 
-__all__ = ["DeviceCache", "TrtTarget"]
+__all__ = ["DeviceCache", "TrtTarget", "ready_engine"]
 
 STEP_PROFILE, TREE_PROFILE, PREFILL_PROFILE = range(3)  # the order of trt_build.ROW_BOUNDS
 
@@ -154,17 +154,27 @@ def profile_of(rows: int) -> int:
 
 def open_session(bundle: Bundle) -> TrtSession:
     cuda = Cuda()  # first: TensorRT without a driver ends the process
+    path = ready_engine(bundle)
     trt = import_tensorrt()
-    path = engine_path(bundle, str(trt.__version__))
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        build_engine(trt, bundle, path)
     data = path.read_bytes()
     read_header(data[:HEADER_BYTES])
     engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(data)
     if engine is None:
         raise BundleError(f"{path}: TensorRT cannot load this engine; delete it, it is built again")
     return TrtSession(cuda, engine)
+
+
+def ready_engine(bundle: Bundle) -> Path:
+    """The file of the bundle's engine for this device; built now where it is not there yet.
+
+    Raises MissingDependencyError without TensorRT, BundleError and ResourceError as the build does.
+    """
+    trt = import_tensorrt()
+    path = engine_path(bundle, str(trt.__version__))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        build_engine(trt, bundle, path)
+    return path
 
 
 def engine_path(bundle: Bundle, version: str) -> Path:

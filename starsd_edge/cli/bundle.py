@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.bundle import Bundle, Manifest
+from starsd_edge.errors import UsageError
 
 BUNDLE = click.argument("folder", type=click.Path(path_type=Path))
 
@@ -59,12 +60,32 @@ def summary(manifest: Manifest) -> dict[str, str]:
 @command.command()
 @BUNDLE
 @click.option("--no-run", is_flag=True, help="Check the hashes only; do not load the model.")
-def verify(folder: Path, *, no_run: bool) -> None:
-    """Hash every file of FOLDER and run its self-test. Ends with an error at the first difference."""
+@click.option(
+    "--on-device", is_flag=True, help="In the runtime that serves it here, as `starsd serve` would."
+)
+def verify(folder: Path, *, no_run: bool, on_device: bool) -> None:
+    """Hash every file of FOLDER and run its self-test. Ends with an error at the first difference.
+
+    A bundle for TensorRT is run by ONNX Runtime, so that it can be tried where it was exported; with
+    --on-device by TensorRT, whose engine is built if it is not there yet.
+    """
     bundle = Bundle.open(folder)
     bundle.verify()
-    flavour = bundle.manifest.flavour
     if not no_run:
-        target = importlib.import_module("starsd_jetson.trial").runtime_here(flavour).load(bundle)
+        if on_device:
+            runtime = importlib.import_module("starsd_edge.cli.runtime").target_class(bundle.manifest)
+        else:
+            runtime = importlib.import_module("starsd_jetson.trial").runtime_here(bundle.manifest.flavour)
+        target = runtime.load(bundle)
         importlib.import_module("starsd_jetson.self_test").run_self_test(target, bundle.manifest.self_test)
     click.echo(f"{folder}: complete" + ("" if no_run else ", self-test passed"))
+
+
+@command.command()
+@BUNDLE
+def engine(folder: Path) -> None:
+    """Have the TensorRT engine of FOLDER for this very device: built if it is not there. Prints its file."""
+    bundle = Bundle.open(folder)
+    if bundle.manifest.flavour != "tensorrt":
+        raise UsageError(f"{folder} is for {bundle.manifest.flavour}, which needs no engine")
+    click.echo(importlib.import_module("starsd_jetson.trt_target").ready_engine(bundle))

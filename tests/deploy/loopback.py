@@ -6,6 +6,7 @@ Its systemctl, loginctl and journalctl are small programs in front of PATH that 
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -191,6 +192,12 @@ class LoopbackDevice:
         self.stop_service()
         for pid in _children(self._sshd.pid):
             _kill_tree(pid)
+
+    def cut_connections(self) -> None:
+        """End sshd's sessions and nothing else, as a pulled cable does."""
+        for pid in _children(self._sshd.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def stop_service(self) -> None:
         """End supervisor and service as a power cut does."""

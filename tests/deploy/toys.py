@@ -23,7 +23,7 @@ from starsd_deploy.transfer import Blob, hash_file
 from starsd_deploy.wheels import DeviceEnvironment, WheelSet
 
 PROGRAM = """\
-import hashlib, http.server, os, secrets, signal, socket, string, sys
+import hashlib, http.server, os, secrets, signal, socket, string, sys, time
 args = sys.argv[1:]
 BEHAVIOUR = {behaviour!r}
 
@@ -33,6 +33,20 @@ def option(name):
 if args[:2] == ["bundle", "verify"]:
     if BEHAVIOUR == "gate fails":
         sys.exit("starsd: bundle: self-test: expected token 7, got 9")
+elif args[:2] == ["bundle", "engine"]:
+    cache = os.environ["STARSD_CACHE"]
+    os.makedirs(os.path.join(cache, "engines"), exist_ok=True)
+    path = os.path.join(cache, "engines", "toy.engine")
+    if BEHAVIOUR == "engine fails":
+        sys.exit("starsd: bundle: TensorRT cannot build it: not enough GPU memory")
+    while BEHAVIOUR == "engine takes its time" and not os.path.exists(os.path.join(cache, "go")):
+        time.sleep(0.02)
+    if not os.path.exists(path):
+        with open(os.path.join(cache, "builds"), "a") as file:
+            file.write("built\\n")
+        with open(path, "wb") as file:
+            file.write(os.urandom(100_000))
+    print(path)
 elif args[0] == "ping":
     pass
 elif args[:2] == ["keys", "generate"]:
