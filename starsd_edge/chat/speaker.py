@@ -30,6 +30,7 @@ from starsd_edge.decoding.decoder import Committed
 from starsd_edge.decoding.decoder import FinishReason as Finish
 from starsd_edge.errors import UsageError
 from starsd_edge.text.detokenize import Detokenizer
+from starsd_edge.text.length import count_tokens, least_tokens
 from starsd_edge.text.prompt import Prompt, PromptWriter
 from starsd_edge.text.stop import StopFilter
 from starsd_edge.text.template import Message
@@ -100,26 +101,34 @@ class Speaker:
 
     def answer(self, messages: Sequence[Message], settings: ChatSettings) -> Iterator[AnswerEvent]:
         """See `Backend.answer`."""
+        self._cancelled.clear()
         fitted = fit_window(
             self.writer,
             messages,
             self.max_len,
             max_tokens=settings.max_tokens,
             rule=settings.full_window,
+            cancelled=self._cancelled.is_set,
         )
+        if fitted is None:
+            return _nothing_said()
         return self._answer(fitted, settings)
 
     def answer_text(self, text: str, settings: ChatSettings) -> Iterator[AnswerEvent]:
-        """Continue raw text, in which control tokens are read as such."""
-        return self.answer_tokens(self.writer.tokenizer.encode_document(text), settings)
+        """Continue raw text, in which control tokens are read as such. Raises UsageError like the next."""
+        self._cancelled.clear()
+        tokenizer = self.writer.tokenizer
+        count = count_tokens(tokenizer, text, self.max_len, cancelled=self._cancelled.is_set)
+        if self._cancelled.is_set():
+            return _nothing_said()
+        if least_tokens(text, count) >= self.max_len:
+            raise _too_long(f"more than {self.max_len}", self.max_len)
+        return self._answer_tokens(tokenizer.encode_document(text), settings)
 
     def answer_tokens(self, tokens: Sequence[int], settings: ChatSettings) -> Iterator[AnswerEvent]:
         """Continue tokens. Raises UsageError when they leave no room for an answer."""
-        if len(tokens) >= self.max_len:
-            raise UsageError(
-                f"the prompt takes {len(tokens)} tokens and the context holds {self.max_len}: shorten it"
-            )
-        return self._answer(FittedPrompt(Prompt("", tuple(tokens)), 0), settings)
+        self._cancelled.clear()
+        return self._answer_tokens(tokens, settings)
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -145,8 +154,12 @@ class Speaker:
         self._on_close()
         self._contexts.close()
 
+    def _answer_tokens(self, tokens: Sequence[int], settings: ChatSettings) -> Iterator[AnswerEvent]:
+        if len(tokens) >= self.max_len:
+            raise _too_long(str(len(tokens)), self.max_len)
+        return self._answer(FittedPrompt(Prompt("", tuple(tokens)), 0), settings)
+
     def _answer(self, fitted: FittedPrompt, settings: ChatSettings) -> Iterator[AnswerEvent]:
-        self._cancelled.clear()
         self._drafting = settings.draft
         prompt = np.array(fitted.prompt.tokens, np.int32)
         context = self._contexts.choose(prompt)
@@ -203,6 +216,15 @@ class Speaker:
             done += PROMPT_PIECE
             for _ in context.decoder.generate(prompt[:done], settings.sampling, 1):
                 yield done
+
+
+def _nothing_said() -> Iterator[AnswerEvent]:
+    """The answer that was given up while its prompt was written."""
+    return iter([AnswerEnd(FinishReason.CANCELLED, Figures())])
+
+
+def _too_long(tokens: str, max_len: int) -> UsageError:
+    return UsageError(f"the prompt takes {tokens} tokens and the context holds {max_len}: shorten it")
 
 
 _REASONS = {

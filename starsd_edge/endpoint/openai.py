@@ -36,6 +36,8 @@ __all__ = [
     "read_completion_request",
 ]
 
+# A conversation of years; each costs work however short it is, and the context keeps the newest alone.
+MAX_MESSAGES = 10_000
 MAX_STOPS = 4  # OpenAI's limit
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit
 
@@ -259,6 +261,10 @@ def read_chat_request(body: bytes) -> ChatRequest:
         raise RequestError("only response_format {'type': 'text'} is supported", "response_format")
     if not request.messages:
         raise RequestError("messages must hold at least one message", "messages")
+    if len(request.messages) > MAX_MESSAGES:
+        raise RequestError(
+            f"messages may hold {MAX_MESSAGES} messages, not {len(request.messages)}", "messages"
+        )
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
     _check_count("top_logprobs", request.top_logprobs)

@@ -113,6 +113,8 @@ class Worker:
             return None
 
     def _run(self, job: Job) -> None:
+        if job.cancelled.is_set():  # between the queue and here
+            return
         queue_s = self._clock() - job.queued_s
         try:
             for event in job.answer(self.speaker):

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from starsd_edge.endpoint.guard import Guard
+from starsd_edge.endpoint.openai import MAX_MESSAGES
 from tests.core.chat.toys import CountingTarget, toy_speaker
 from tests.core.endpoint.serving import MODEL, Served, serving
 
@@ -180,6 +181,7 @@ def test_models_are_listed_and_found(fox: Served) -> None:
         ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("messages", {"messages": []}),
+        ("messages", {"messages": QUESTION * (MAX_MESSAGES + 1)}),
         ("messages[0].role", {"messages": [{"role": "robot", "content": "x"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ],
