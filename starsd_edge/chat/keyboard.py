@@ -12,24 +12,37 @@ from types import FrameType
 
 from starsd_edge.chat.backend import Backend
 
-__all__ = ["interrupts_stop", "typed_ahead_unseen"]
+__all__ = ["Interrupts", "interrupts_stop", "typed_ahead_unseen"]
+
+
+class Interrupts:
+    """Ctrl-C pressed while an answer was wanted."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._pressed = 0
+
+    def press(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler."""
+        self._pressed += 1
+        self._backend.cancel()
+        if self._pressed > 1:
+            raise KeyboardInterrupt
+
+    def insist(self) -> None:
+        """One that came before the backend had begun is said again."""
+        if self._pressed:
+            self._backend.cancel()
 
 
 @contextmanager
-def interrupts_stop(backend: Backend) -> Iterator[None]:
-    """Ctrl-C ends the answer with what it has; a second one does not wait for the round to end."""
-    pressed = 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed += 1
-        backend.cancel()
-        if pressed > 1:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, stop)
+def interrupts_stop(backend: Backend) -> Iterator[Interrupts]:
+    """Ctrl-C ends the answer with what it has; a second one does not wait for the round to end. Whoever
+    takes the answer's events calls `insist` with each."""
+    interrupts = Interrupts(backend)
+    before = signal.signal(signal.SIGINT, interrupts.press)
     try:
-        yield
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -40,8 +40,9 @@ def answer_once(conversation: Conversation, question: str, out: TextIO, *, as_js
     Raises StarSDError when there is no answer.
     """
     said = ""
-    with interrupts_stop(conversation.backend):
+    with interrupts_stop(conversation.backend) as interrupts:
         for event in conversation.ask(question):
+            interrupts.insist()
             if isinstance(event, AnswerPiece):
                 said += event.text
                 if not as_json:

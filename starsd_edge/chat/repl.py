@@ -13,7 +13,9 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.input import Input
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.styles import Style
 
@@ -84,6 +86,9 @@ class Repl:
             except EOFError:
                 return
             draft = ""
+            if self._taken_back():
+                say(self._look, "stopped")
+                continue
             if not text.strip():
                 continue
             if not is_command(text):
@@ -92,6 +97,14 @@ class Repl:
             action, draft = self._obey(text)
             if action is Action.LEAVE:
                 return
+
+    def _taken_back(self) -> bool:
+        """Whether Ctrl-C followed so soon that the prompt still read it."""
+        keys = get_typeahead(self._session.input)
+        if any(key.key is Keys.ControlC for key in keys):
+            return True
+        store_typeahead(self._session.input, keys)
+        return False
 
     def _obey(self, line: str) -> tuple[Action, str]:
         """Run a command; what is left of it, and the text to begin the next line with."""

@@ -54,9 +54,10 @@ def show_answer(conversation: Conversation, events: Iterator[AnswerEvent], look:
     end: AnswerEnd | None = None
     failure = ""
     link = conversation.backend.link
-    with interrupts_stop(conversation.backend), typed_ahead_unseen():
+    with interrupts_stop(conversation.backend) as interrupts, typed_ahead_unseen():
         try:
             for event in events:
+                interrupts.insist()
                 if isinstance(event, AnswerPiece):
                     screen.write(text.push(event.text), text.column)
                     screen.status(link_words(link()))

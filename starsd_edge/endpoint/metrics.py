@@ -32,6 +32,12 @@ class EndpointMetrics:
         self._accepted = Counter(
             "starsd_spec_num_accepted_tokens", "Draft tokens accepted", registry=self._registry
         )
+        self._per_position = Counter(
+            "starsd_spec_num_accepted_tokens_per_pos",
+            "Rounds of which depth position + 1 was accepted",
+            ["position"],
+            registry=self._registry,
+        )
         self._first_token = Histogram(
             "starsd_time_to_first_token_seconds",
             "From the start of a prompt to its first token",
@@ -54,6 +60,9 @@ class EndpointMetrics:
         self._drafts.inc(figures.tree_rounds)
         self._drafted.inc(figures.drafted)
         self._accepted.inc(figures.accepted)
+        for (_, accepted), rounds in figures.verified.items():
+            for position in range(accepted):
+                self._per_position.labels(str(position)).inc(rounds)
         self._queue_time.observe(figures.queue_s)
         if figures.completion_tokens:
             self._first_token.observe(figures.first_token_s)

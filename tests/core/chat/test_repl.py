@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
 
 import pytest
 
+from starsd_edge.chat.answer import AnswerEnd, FinishReason
+from starsd_edge.chat.conversation import Conversation
+from starsd_edge.chat.keyboard import interrupts_stop
 from starsd_edge.chat.repl import is_open_block, unquote_block
 from tests.core.chat.terminal import Terminal
+from tests.core.chat.toys import toy_speaker
 
 ROOT = Path(__file__).parents[3]
 FOX = "The **quick** brown fox jumps over the lazy dog."
@@ -79,6 +84,26 @@ def test_ctrl_c_at_an_empty_prompt_says_how_to_leave() -> None:
         terminal.expect("Ctrl-D or /bye leaves.")
         enter(terminal, "/bye\r")
         terminal.expect("left the chat")
+
+
+def test_ctrl_c_right_behind_the_question_takes_it_back() -> None:
+    with chat(script=FOX) as terminal:
+        enter(terminal, "Who?\r\x03")
+        terminal.expect("stopped")
+        enter(terminal, "/show conversation\r")
+        terminal.expect("Nothing was said yet.")
+        leave(terminal)
+
+
+def test_ctrl_c_before_the_answer_has_begun_ends_it() -> None:
+    conversation = Conversation(toy_speaker(script=FOX))
+    with interrupts_stop(conversation.backend) as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        for event in conversation.ask("Who?"):
+            interrupts.insist()
+            last = event
+    assert isinstance(last, AnswerEnd)
+    assert FinishReason.CANCELLED is last.reason
 
 
 def test_a_pasted_text_of_several_lines_is_one_message() -> None:

@@ -17,10 +17,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from prometheus_client.parser import text_string_to_metric_families
 
+from starsd_edge.chat.answer import Figures
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.endpoint.app import MAX_BODY_BYTES, Endpoint
 from starsd_edge.endpoint.guard import Guard
+from starsd_edge.endpoint.metrics import EndpointMetrics
 from starsd_edge.endpoint.server import Tls, make_server, open_socket
 from starsd_edge.endpoint.worker import Worker
 from starsd_edge.errors import ResourceError
@@ -203,3 +205,22 @@ def test_off_loopback_it_speaks_tls(tmp_path: Path) -> None:
         worker.close()
         server.should_exit = True
         thread.join()
+
+
+def test_every_metric_is_explained_and_positions_mean_what_vllm_s_do() -> None:
+    """Three rounds: two of which one draft token was accepted, one of which two were."""
+    figures = Figures(completion_tokens=7, plain_rounds=0)
+    figures.verified.update({(3, 1): 2, (3, 2): 1})
+    metrics = EndpointMetrics()
+    metrics.answered(figures, "stop")
+    text = metrics.exposition(waiting=0, running=False, link_ready=True).decode()
+    families = [f for f in text_string_to_metric_families(text) if not f.name.endswith("_created")]
+    page = (Path(__file__).parents[3] / "docs" / "endpoint.md").read_text(encoding="utf-8")
+    for family in families:
+        name = family.name + "_total" * (family.type == "counter")
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        assert f"| `{name}` | {family.type} | {', '.join(labels)} | {family.documentation} |" in page
+    assert page.count("| `starsd_") == len(families)
+    (positions,) = (family for family in families if family.name.endswith("_per_pos"))
+    counted = {s.labels["position"]: s.value for s in positions.samples if s.name.endswith("_total")}
+    assert {"0": 3, "1": 1} == counted
