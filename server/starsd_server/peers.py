@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -133,7 +134,8 @@ class KeyedPeers:
         self._trust = TrustStore(folder / TRUSTED)
         self._refused: OrderedDict[str, RefusedPeer] = OrderedDict()
         self._refused_at: dict[str, float] = {}
-        self._zap = Authenticator(context, self._trust.find, self._on_knock)
+        self._stranger = KeyPair.generate("stranger")  # the self-test's
+        self._zap = Authenticator(context, self._find, self._on_knock)
         self._zap.start()
         self._keys: OrderedDict[bytes, str] = OrderedDict()  # of each connection
         self._looked = self._trust.changes
@@ -141,8 +143,7 @@ class KeyedPeers:
 
     def open_socket(self) -> SyncSocket:
         socket = service_socket(self._context, self._own)
-        check_stranger_is_refused(self._context, socket, self._own.key.public)
-        self._refused.clear()  # the self-test's own stranger
+        check_stranger_is_refused(self._context, socket, self._own.key.public, self._stranger)
         return socket
 
     def open_publisher(self, endpoint: str) -> SnapshotPublisher:
@@ -151,7 +152,7 @@ class KeyedPeers:
 
     def device_of(self, route: bytes, frame: zmq.Frame) -> str | None:
         public = str(frame.get("User-Id"))
-        device = self._trust.device_of(public)
+        device = self._name_of(public, self._trust.device_of)
         if device is not None:
             remember(self._keys, route, public)
         return device
@@ -177,6 +178,13 @@ class KeyedPeers:
                 del self._keys[route]
         return [Farewell(device, told) for device, told in routes.items()]
 
+    def _find(self, public: str) -> str | None:
+        return self._name_of(public, self._trust.find)
+
+    def _name_of(self, public: str, look_up: Callable[[str], str | None]) -> str | None:
+        """Whoever holds the service's own key could be the service: it watches and tries itself with it."""
+        return self._own.key.name if public == self._own.key.public else look_up(public)
+
     def _names_now(self) -> dict[str, str]:
         """Device names by public key, those under rotation twice."""
         keys = self._trust.devices()
@@ -195,7 +203,7 @@ class KeyedPeers:
 
     def _on_knock(self, knock: Knock) -> None:
         """On the ZAP thread."""
-        if knock.device is not None:
+        if knock.device is not None or knock.public == self._stranger.key.public:
             return
         name = fingerprint(knock.public) if knock.public else "no key"
         peer = self._refused.setdefault(name, RefusedPeer(name, knock.address, knock.reason))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starsd_edge.bundle import Manifest
 from starsd_edge.decoding.costs import CostCurve
-from starsd_edge.errors import UsageError
+from starsd_edge.link.address import draft_address
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.pins import edge_keys
 from starsd_edge.link.placement import Place
@@ -33,7 +33,7 @@ class DraftService:
 
     @property
     def address(self) -> str:
-        """As the user wrote it."""
+        """As they are connected to, separated by commas."""
         return ",".join(place.address for place in self.places)
 
     def open_drafter(self, manifest: Manifest, curve: CostCurve, max_len: int) -> RemoteDrafter:
@@ -63,11 +63,10 @@ def find_draft_service(address: str | None, key_folder: Path | None) -> DraftSer
         return None
     places: list[Place] = []
     for each in address.split(","):
-        if "://" not in each:
-            raise UsageError(f"{each!r} is no address of a draft service: tcp://HOST:PORT")
-        keys = edge_keys(each, folder=key_folder)
-        check_private(each, has_key=keys is not None)
-        places.append(Place(each, keys))
+        where = draft_address(each.strip())
+        keys = edge_keys(where, folder=key_folder)
+        check_private(where, has_key=keys is not None)
+        places.append(Place(where, keys))
     return DraftService(tuple(places))
 
 

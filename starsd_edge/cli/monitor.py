@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.errors import UsageError
+from starsd_edge.link.address import MONITOR_PORT, monitor_address, monitor_of
 from starsd_edge.link.keys import key_dir
 from starsd_edge.link.pins import edge_keys, pinned_services
 from starsd_edge.monitor.feed import Feed, Source, WatchKeys, ZmqFeed
@@ -21,8 +23,7 @@ from starsd_edge.monitor.report import Format, report
 
 __all__ = ["command"]
 
-DEFAULT_ENDPOINT = "tcp://127.0.0.1:7732"  # one above the draft link's port
-DEFAULT_PORT = 7732
+DEFAULT_ENDPOINT = f"tcp://127.0.0.1:{MONITOR_PORT}"
 LONGEST_WAIT_S = 10.0  # of --once, for a service that says nothing
 POLL_S = 0.2
 
@@ -66,7 +67,9 @@ def with_format(function: Callable[..., None]) -> Callable[..., None]:
 @command.command("watch")
 @services_argument
 @keys_option
-@click.option("--once", is_flag=True, help="Print the figures of --for seconds and leave.")
+@click.option(
+    "--once", is_flag=True, help="Print the figures of --for seconds and leave; 1 where no service is heard."
+)
 @click.option("--for", "seconds", default=2.0, show_default=True, type=click.FloatRange(1.0, 3600.0))
 @with_format
 @click.option("--ascii", "ascii_only", is_flag=True, help="No block characters.")
@@ -83,7 +86,10 @@ def watch(
         raise UsageError("--json, --csv and --markdown go with --once, or with `starsd monitor stream`")
     with opened(ZmqFeed(sources_of(services, keys))) as feed:
         if once:
-            click.echo(observe(feed, seconds, form or Format.MARKDOWN))
+            model = observe(feed, seconds)
+            click.echo(report(model, float("inf"), form or Format.MARKDOWN))
+            if not any(service.kept for service in model.services):
+                raise SystemExit(1)  # said above, with the reason
         else:
             show(feed, ascii_only=ascii_only)
 
@@ -196,15 +202,15 @@ def show(feed: Feed, *, ascii_only: bool) -> None:
     run(feed, Terminal(colour=wants_colour()), ascii_only=ascii_only or not blocks)
 
 
-def observe(feed: Feed, seconds: float, form: Format) -> str:
-    """The figures of the first `seconds` in which every service was heard, or of what came instead."""
+def observe(feed: Feed, seconds: float) -> Model:
+    """What is known after the first `seconds` in which every service was heard, or of what came instead."""
     model = Model.of(feed.names)
     deadline_s = time.monotonic() + LONGEST_WAIT_S
     while any(undecided(service) for service in model.services) and time.monotonic() < deadline_s:
         gather(feed, model, POLL_S)
     if any(service.kept for service in model.services):
         gather(feed, model, seconds)
-    return report(model, float("inf"), form)
+    return model
 
 
 def undecided(service: ServiceModel) -> bool:
@@ -230,10 +236,13 @@ def sources_of(services: tuple[str, ...], keys: Path | None) -> list[Source]:
 def source_of(service: str, folder: Path) -> Source:
     """Raises UsageError or ConfigError where the address or a key is missing."""
     pin = next((pin for pin in pinned_services(folder) if pin.name == service), None)
-    if pin is not None and not pin.address:
-        raise UsageError(f"{service} is pinned without an address: give host:port")
-    endpoint = monitor_endpoint(pin.address) if pin is not None else endpoint_of(service)
-    edge = edge_keys(pin.address if pin else endpoint, pin.public if pin else None, folder)
+    if pin is not None and not pin.address and not is_host(service):
+        raise UsageError(
+            f"{service} is pinned without an address, and no host has that name: watch HOST:PORT, or "
+            f"`starsd keys pin {service} KEY --address HOST:PORT`"
+        )
+    endpoint = monitor_of(pin.address) if pin is not None and pin.address else monitor_address(service)
+    edge = edge_keys(endpoint, pin.public if pin else None, folder)
     watch_keys = None
     if edge is not None:
         own = edge.own
@@ -241,17 +250,8 @@ def source_of(service: str, folder: Path) -> Source:
     return Source(service.removeprefix("tcp://"), endpoint, watch_keys)
 
 
-def endpoint_of(service: str) -> str:
-    """tcp://host:port from what people write."""
-    if "://" in service:
-        return service
-    host, separator, port = service.rpartition(":")
-    return f"tcp://{service}" if separator and host and port.isdigit() else f"tcp://{service}:{DEFAULT_PORT}"
-
-
-def monitor_endpoint(address: str) -> str:
-    """Where a service publishes, from its draft address: the port above."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        raise UsageError(f"{address} has no port: give the monitor's host:port")
-    return f"{host}:{int(port) + 1}"
+def is_host(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False

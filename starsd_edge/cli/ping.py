@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from starsd_edge.link.address import draft_address
 from starsd_edge.link.ping import Percentiles, PingReport, PingSample, measure_link
 from starsd_edge.link.pins import edge_keys
 
@@ -32,14 +33,15 @@ def command(
     no_upload: bool,
     as_json: bool,
 ) -> None:
-    """Measure the link to the draft service at ADDRESS (tcp://HOST:PORT).
+    """Measure the link to the draft service at ADDRESS (HOST, HOST:PORT or tcp://HOST:PORT).
 
     A ping goes through the service's scheduling loop: it is answered only if the engine turns, and the time
     it waited there is told apart from the time on the line.
     """
+    address = draft_address(service)
     report = measure_link(
-        service,
-        edge_keys(service, service_key, folder=keys),
+        address,
+        edge_keys(address, service_key, folder=keys),
         count=count,
         interval_s=interval,
         timeout_s=timeout,

@@ -7,9 +7,33 @@ import socket
 
 import zmq
 
-__all__ = ["handshake_trouble", "why_unreachable"]
+__all__ = ["handshake_trouble", "wants_keys", "why_unreachable"]
 
 TCP_PATIENCE_S = 1.0
+# ZMTP 3 (ZeroMQ RFC 23): both sides begin with a signature, a version, the name of a security mechanism,
+# and more that is of no use here. Whoever has heard signature and major version tells all of its own.
+SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f" + b"\x03"
+MECHANISM = slice(12, 32)
+
+
+def wants_keys(address: str) -> bool:
+    """Whether what listens at `address` is encrypted; False where nothing does. Blocks up to TCP_PATIENCE_S.
+
+    Only its greeting is read: nobody is let in or refused for that.
+    """
+    transport, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    if transport != "tcp":
+        return False
+    heard = b""
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), TCP_PATIENCE_S) as connection:
+            connection.sendall(SIGNATURE_AND_VERSION)
+            while len(heard) < MECHANISM.stop and (more := connection.recv(MECHANISM.stop - len(heard))):
+                heard += more
+    except (OSError, ValueError):
+        return False
+    return heard[MECHANISM].rstrip(b"\0") == b"CURVE"
 
 
 def why_unreachable(address: str) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starsd_edge.errors import ConfigError
+from starsd_edge.link.address import draft_address, monitor_of
+from starsd_edge.link.diagnose import wants_keys
 from starsd_edge.link.keys import (
     MAX_KEY_FILE_BYTES,
     PUBLIC_MODE,
@@ -23,6 +25,7 @@ from starsd_edge.link.sockets import EdgeKeys, is_local
 __all__ = ["Pin", "edge_keys", "pin_service", "pinned_services"]
 
 SUFFIX = ".pub"
+DEVICE_KEY, SERVICE_KEY = "device.key", "service.key"  # in the keys folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +59,52 @@ def read_pin(path: Path) -> Pin:
 
 
 def edge_keys(address: str, service_key: str | None = None, folder: Path | None = None) -> EdgeKeys | None:
-    """The keys for a link to `address`, or None where it is of this machine and no key is meant for it.
+    """The keys for a link to `address`, or None where it is of this machine and takes no keys.
 
-    `service_key` wins over pins; a pin with this very address wins over the only pin there is.
-    Raises ConfigError: no own key, or no telling which service this is.
+    `service_key` wins over pins; a pin with this very address (or whose monitor has it) wins over the only
+    pin there is. A service of this machine is asked whether it wants keys; where its own key can be read,
+    that one opens it. Raises ConfigError: no own key, or no telling which service this is.
     """
     folder = folder or key_dir()
-    public = parse_public(service_key) if service_key else pinned_key(address, pinned_services(folder))
-    if public is None:
-        if is_local(address):
+    pins = pinned_services(folder)
+    public = parse_public(service_key) if service_key else pinned_at(address, pins)
+    if public is None and is_local(address):
+        if not wants_keys(address):
             return None
+        if (folder / SERVICE_KEY).exists():
+            own = KeyPair.load(folder / SERVICE_KEY)
+            return EdgeKeys(own, own.key.public)
+    public = public or only_pin(address, pins)
+    if public is None:
         raise ConfigError(
-            f"{address}: the draft service's key is not known here; `starsd keys show` there prints it, "
-            f"`starsd keys pin NAME KEY` here remembers it"
+            f"{address}: the draft service's key is not known here; `starsd keys show --name service "
+            f"--public` there prints it, `starsd keys pin NAME KEY` here remembers it"
         )
-    return EdgeKeys(KeyPair.load(folder / "device.key"), public)
+    return EdgeKeys(own_pair(folder, public), public)
 
 
-def pinned_key(address: str, pins: list[Pin]) -> str | None:
-    for pin in pins:
-        if pin.address == address:
-            return pin.public
+def pinned_at(address: str, pins: list[Pin]) -> str | None:
+    """The key of the service that was pinned with this address."""
+    own = (pin.public for pin in pins if pin.address and address == draft_address(pin.address))
+    watched = (pin.public for pin in pins if pin.address and address == monitor_of(pin.address))
+    return next(own, None) or next(watched, None)
+
+
+def only_pin(address: str, pins: list[Pin]) -> str | None:
+    """The key of the one service that was pinned without an address."""
     free = [pin for pin in pins if not pin.address]
-    if is_local(address) or not free:
-        return None
     if len(free) > 1:
         names = ", ".join(pin.name for pin in free)
         raise ConfigError(
             f"{address}: which of the services {names} is it? `starsd keys pin NAME KEY --address {address}`"
         )
-    return free[0].public
+    return free[0].public if free else None
+
+
+def own_pair(folder: Path, public: str) -> KeyPair:
+    """This machine's pair: a device's, or that of the very service which it also is."""
+    if not (folder / DEVICE_KEY).exists() and (folder / SERVICE_KEY).exists():
+        service = KeyPair.load(folder / SERVICE_KEY)
+        if service.key.public == public:
+            return service
+    return KeyPair.load(folder / DEVICE_KEY)

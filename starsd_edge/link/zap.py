@@ -116,21 +116,22 @@ class Authenticator:
 
 
 def check_stranger_is_refused(
-    context: zmq.Context[SyncSocket], service: SyncSocket, server_public: str
+    context: zmq.Context[SyncSocket], service: SyncSocket, server_public: str, stranger: KeyPair
 ) -> None:
-    """Knock with a key nobody knows, before the service opens: `service` is bound to a passing loopback port.
+    """Knock as `stranger`, whom nobody knows, before the service opens: `service` is bound to a passing
+    loopback port.
 
     Raises AuthenticationError when the stranger gets in, LinkError when the handshake does not end at all.
     """
     port = service.bind_to_random_port("tcp://127.0.0.1")
     endpoint = f"tcp://127.0.0.1:{port}"
-    stranger = edge_socket(context, EdgeKeys(KeyPair.generate("stranger"), server_public))
-    stranger.reconnect_ivl = -1
-    monitor = stranger.get_monitor_socket(
+    peer = edge_socket(context, EdgeKeys(stranger, server_public))
+    peer.reconnect_ivl = -1
+    monitor = peer.get_monitor_socket(
         zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     )
     try:
-        stranger.connect(endpoint)
+        peer.connect(endpoint)
         event = recv_monitor_message(monitor)["event"] if monitor.poll(SELF_TEST_MS) else None
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             raise AuthenticationError(
@@ -139,7 +140,7 @@ def check_stranger_is_refused(
         if event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise LinkError("the self-test of the draft service failed: nobody decides who is let in (ZAP)")
     finally:
-        stranger.disable_monitor()
+        peer.disable_monitor()
         monitor.close(0)
-        stranger.close(0)
+        peer.close(0)
         service.unbind(endpoint)

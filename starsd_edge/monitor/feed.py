@@ -186,10 +186,15 @@ class Watch:
                 self._trying and name != zmq.EVENT_CONNECTED
             )
             if name == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                timed_out = value in (errno.EAGAIN, errno.ETIMEDOUT)
-                self.note(LinkEvent.HANDSHAKE_TIMED_OUT if timed_out else LinkEvent.HANDSHAKE_BROKEN, now_s)
+                self.note(self._what_broke(value), now_s)
             elif name in EVENTS:
                 self.note(EVENTS[name], now_s)
+
+    def _what_broke(self, error: int) -> LinkEvent:
+        if error in (errno.EAGAIN, errno.ETIMEDOUT):
+            return LinkEvent.HANDSHAKE_TIMED_OUT
+        # Who has no keys cannot have the wrong one.
+        return LinkEvent.HANDSHAKE_BROKEN if self.source.keys else LinkEvent.HANDSHAKE_MISFIT
 
     def look_after(self, now_s: float) -> int:
         """Find out why nothing connects, and renew a socket that stopped trying; number of probes made."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from click.testing import CliRunner
 
 from starsd_edge.cli.keys import command
 from starsd_edge.errors import ConfigError, StarSDError
 from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.pins import Pin, edge_keys, pin_service
+from starsd_edge.link.sockets import make_context, service_socket
 
 
 def keys(*arguments: str) -> str:
@@ -98,3 +101,48 @@ def test_a_damaged_pin_is_named(folder: Path) -> None:
     (folder / "services" / "bench.pub").write_text("")
     with pytest.raises(ConfigError, match=r"bench\.pub"):
         edge_keys("tcp://10.0.0.9:7700")
+
+
+@pytest.fixture
+def encrypted() -> Iterator[tuple[str, KeyPair]]:
+    """The address of something on this machine that wants keys, and its own."""
+    pair = KeyPair.generate("service")
+    with make_context() as context, service_socket(context, pair) as socket:
+        socket.bind("tcp://127.0.0.1:0")
+        yield socket.getsockopt_string(zmq.LAST_ENDPOINT).replace("[::ffff:127.0.0.1]", "127.0.0.1"), pair
+
+
+def test_an_encrypted_service_of_this_machine_is_opened_with_its_own_key(
+    encrypted: tuple[str, KeyPair], folder: Path
+) -> None:
+    """The workstation watches and pings its own service, whose key it can read."""
+    address, service = encrypted
+    with pytest.raises(ConfigError, match="keys show --name service --public` there"):
+        edge_keys(address)
+    service.save(folder / "service.key")
+    found = edge_keys(address)
+    assert found is not None
+    assert found.own == service
+    assert found.service == service.key.public
+
+
+def test_an_encrypted_service_of_this_machine_is_opened_with_a_device_key_and_a_pin(
+    encrypted: tuple[str, KeyPair], folder: Path
+) -> None:
+    address, service = encrypted
+    keys("generate")
+    keys("pin", "desk", service.key.public)
+    found = edge_keys(address)
+    assert found is not None
+    assert found.service == service.key.public
+
+
+def test_a_pin_holds_for_the_monitor_of_its_service_too(folder: Path) -> None:
+    keys("generate")
+    keys("pin", "desk", KeyPair.generate("x").key.public)
+    lab = KeyPair.generate("lab").key.public
+    keys("pin", "lab", lab, "--address", "192.0.2.2")
+    for address in ("tcp://192.0.2.2:7731", "tcp://192.0.2.2:7732"):
+        found = edge_keys(address)
+        assert found is not None
+        assert found.service == lab

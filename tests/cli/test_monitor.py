@@ -70,6 +70,7 @@ def test_once_prints_markdown_for_people(endpoint: str) -> None:
 
 def test_once_says_why_a_service_is_not_there() -> None:
     done = run("127.0.0.1:9", "--once", "--json")
+    assert done.returncode == 1
     (service,) = json.loads(done.stdout)["services"]
     assert service["link"] == "server down"
     assert "is the service running" in service["link_advice"]

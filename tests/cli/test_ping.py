@@ -68,7 +68,7 @@ def test_an_encrypted_service_is_pinged_with_the_devices_key(folder: Path) -> No
         assert "0 of 3 lost" in ping(service.address, "--service-key", server.key.public)
         with pytest.raises(AuthenticationError, match="does not hold the draft service's key"):
             ping(service.address, "--service-key", KeyPair.generate("x").key.public)
-        with pytest.raises(AuthenticationError, match="wants keys"):
+        with pytest.raises(ConfigError, match="key is not known here"):
             ping(service.address)
     finally:
         service.stop()

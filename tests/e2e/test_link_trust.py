@@ -87,6 +87,14 @@ def peer(service: Trusting) -> Iterator[SyncSocket]:
         yield bare
 
 
+def test_its_own_key_opens_it_and_its_self_test_is_no_refusal(
+    service: Trusting, new_edge: Callable[..., Edge]
+) -> None:
+    """The workstation watches and tries its service with the key that it has anyway."""
+    assert "refused" not in service.running.log
+    new_edge(SERVICE).drafts_again()
+
+
 def test_a_revoked_device_is_told_and_left_and_others_go_on(
     service: Trusting, new_edge: Callable[..., Edge]
 ) -> None:

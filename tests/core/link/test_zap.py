@@ -21,7 +21,7 @@ from starsd_edge.link.sockets import (
 )
 from starsd_edge.link.zap import Authenticator, Knock, check_stranger_is_refused
 
-SERVER, JET = KeyPair.generate("service"), KeyPair.generate("jet1")
+SERVER, JET, STRANGER = (KeyPair.generate(name) for name in ("service", "jet1", "stranger"))
 WAIT_MS = 5_000
 
 
@@ -120,21 +120,21 @@ def test_a_handler_that_fails_refuses_and_lives_on(context: zmq.Context) -> None
 
 
 def test_the_self_test_passes_where_strangers_are_refused(door: Door) -> None:
-    check_stranger_is_refused(door.context, door.socket, SERVER.key.public)
+    check_stranger_is_refused(door.context, door.socket, SERVER.key.public, STRANGER)
     assert door.knock(EdgeKeys(JET, SERVER.key.public)) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def test_the_self_test_fails_where_anybody_gets_in(context: zmq.Context) -> None:
     door = Door(context, lambda public: "anybody")
     with pytest.raises(AuthenticationError, match="a stranger's key was accepted"):
-        check_stranger_is_refused(context, door.socket, SERVER.key.public)
+        check_stranger_is_refused(context, door.socket, SERVER.key.public, STRANGER)
     door.close()
 
 
 def test_the_self_test_fails_where_nobody_answers(context: zmq.Context) -> None:
     door = Door(context, lambda public: None, with_handler=False)
     with pytest.raises(LinkError, match="nobody decides"):
-        check_stranger_is_refused(context, door.socket, SERVER.key.public)
+        check_stranger_is_refused(context, door.socket, SERVER.key.public, STRANGER)
     door.close()
 
 
