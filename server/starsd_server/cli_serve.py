@@ -71,6 +71,12 @@ CHECK_BIND = "tcp://127.0.0.1:0"
 @click.option(
     "--max-len", default=2048, show_default=True, type=click.IntRange(16), help="Tokens of a session."
 )
+@click.option(
+    "--kv-mib",
+    default=0,
+    type=click.IntRange(0),
+    help="Memory for all sessions' KV; refuses to start where they would take more. 0: no bound.",
+)
 @click.option("--json-status", is_flag=True, help="Print the ready line as JSON.")
 @click.option("--until-eof", is_flag=True, help="Stop when standard input ends, as it does with a parent.")
 @click.option("--check", is_flag=True, help="Only see that it could serve: load heads and keys, bind, leave.")
@@ -88,6 +94,7 @@ def command(
     max_sessions: int,
     device_sessions: int,
     max_len: int,
+    kv_mib: int,
     json_status: bool,
     until_eof: bool,
     check: bool,
@@ -112,6 +119,7 @@ def command(
         scheduler=scheduler,
         limits=Limits(max_sessions=max_sessions, device_sessions=device_sessions),
         max_len=max_len,
+        kv_mib=kv_mib,
     )
     service = Service(config)
     try:

@@ -29,6 +29,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device       "cpu" or "cuda"
     threads      of the head's matrix products on a CPU
     max_steps    head steps of one tree after the first
+    kv_mib       what KV slots of all heads may take together; 0: as much as the sessions need
     drain_s      how long rounds are still answered after SIGTERM
     engine       "real", or the engine profile that is emulated, answering with the trees in `trees`
     memory_mib   address space of the gateway: what a hostile peer can make it take
@@ -50,6 +51,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_nodes: int = 64
     top_k: int = 10
     max_steps: int = 7
+    kv_mib: int = 0
     drain_s: float = 2.0
     memory_mib: int = 1024
     log_level: str = "info"

@@ -40,6 +40,7 @@ from starsd_server.ipc import (
     pack_from_edge,
     pack_revoked,
     pack_state,
+    send_now,
     unpack_in_gateway,
 )
 from starsd_server.peers import REFRESH_S, Farewell, open_peers
@@ -134,7 +135,7 @@ class Gateway:
             device = self._peers.greeted(route, message, device)
         self._count_up(device, route, parts[0], sum(map(len, frames)))
         try:
-            self._worker.send_multipart(pack_from_edge(route, device, arrived_ns, frames), zmq.NOBLOCK)
+            send_now(self._worker, pack_from_edge(route, device, arrived_ns, frames))
         except zmq.Again:
             self._drop("no engine")
             busy = Busy(message.head, RETRY_STARTING_MS, BusyReason.STARTING)
@@ -160,7 +161,7 @@ class Gateway:
     def _send(self, route: bytes, frames: list[bytes]) -> None:
         """Never waits: a peer that does not read loses the message, and asks again when it does."""
         try:
-            self._router.send_multipart([route, *frames], zmq.NOBLOCK)
+            send_now(self._router, [route, *frames])
         except zmq.Again:
             self._drop("slow peer")
             return
@@ -236,14 +237,14 @@ class Gateway:
             self._drop("revoked")
             self._send(route, REVOKED)
         with contextlib.suppress(zmq.Again):  # a worker that is away has no sessions
-            self._worker.send_multipart(pack_revoked(farewell.device), zmq.NOBLOCK)
+            send_now(self._worker, pack_revoked(farewell.device))
 
     def _tell_state(self) -> None:
         self._counts.refused_peers = self._peers.refused()
         watched = self._monitor is not None and self._monitor.wanted
         state = GatewayState(self._counts, dict(self._devices), watched)
         with contextlib.suppress(zmq.Again):
-            self._worker.send_multipart(pack_state(state), zmq.NOBLOCK)
+            send_now(self._worker, pack_state(state))
 
 
 REVOKED = encode(

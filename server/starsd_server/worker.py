@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import zmq
 
-from starsd_edge.errors import StarSDError
+from starsd_edge.errors import ResourceError, StarSDError, UsageError
 from starsd_edge.protocol.codec import decode
 from starsd_edge.protocol.messages import WireError
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
@@ -32,6 +32,7 @@ from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
 from starsd_server.engine import Engine, StepEngine
 from starsd_server.heads.checkpoint import load_head, read_manifest
+from starsd_server.heads.head import HeadConfig
 from starsd_server.ipc import (
     FromEdge,
     GatewayState,
@@ -39,8 +40,10 @@ from starsd_server.ipc import (
     connect_worker_socket,
     pack_snapshot,
     pack_to_edge,
+    send_now,
     unpack_in_worker,
 )
+from starsd_server.kv_cache import KvCache
 from starsd_server.rows import Precision, RowHead, int8_available
 from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
@@ -142,7 +145,7 @@ class Worker:
     def _reply(self) -> None:
         for reply in self.sessions.outbox:
             try:
-                self._socket.send_multipart(pack_to_edge(reply.route, reply.frames), zmq.NOBLOCK)
+                send_now(self._socket, pack_to_edge(reply.route, reply.frames))
             except zmq.Again:
                 # No gateway: it comes back within a second, and the edge asks again.
                 log.warning("no gateway to reply through")
@@ -161,7 +164,7 @@ class Worker:
                 now_s, self.sessions.facts(), self._gateway, self._drain_until_s is not None
             )
             with contextlib.suppress(zmq.Again):
-                self._socket.send_multipart(pack_snapshot(encode_snapshot(snapshot)), zmq.NOBLOCK)
+                send_now(self._socket, pack_snapshot(encode_snapshot(snapshot)))
 
     def _idle_ms(self) -> int:
         next_s = min(self._next_tick_s, self._next_snapshot_s)
@@ -180,11 +183,19 @@ class Worker:
 
 
 def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngine]]:
-    """Load every head. Raises BundleError for one that is missing, damaged or without its target."""
+    """Load every head.
+
+    Raises:
+        BundleError: one is missing, damaged or without its target.
+        ResourceError: their sessions would take more memory than they may.
+    """
     offers: list[HeadOffer] = []
     engines: dict[str, StepEngine] = {}
+    check_kv_budget(config, [read_manifest(Path(source.folder)).head for source in config.heads])
     for source in config.heads:
         manifest = read_manifest(Path(source.folder))
+        if manifest.name in engines:
+            raise UsageError(f"two heads are called {manifest.name}: rename one in its config.json")
         engines[manifest.name] = (
             open_engine(config, source) if config.engine == REAL_ENGINE else open_emulated(config)
         )
@@ -198,6 +209,20 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngin
         idle_lease_s=config.limits.idle_lease_s,
     )
     return offer, engines
+
+
+def check_kv_budget(config: ServiceConfig, heads: list[HeadConfig]) -> None:
+    """Raises ResourceError when the sessions' slots would take more than --kv-mib, saying what fits."""
+    dtype = torch.float32 if config.device == "cpu" else torch.float16
+    session_bytes = sum(KvCache.row_bytes(head, dtype) for head in heads) * config.max_len
+    fitting = config.kv_mib * 2**20 // session_bytes
+    if config.kv_mib and fitting < config.limits.max_sessions:
+        needed_mib = -(-config.limits.max_sessions * session_bytes // 2**20)
+        raise ResourceError(
+            f"{config.limits.max_sessions} sessions of {config.max_len} tokens take {needed_mib} MiB of KV "
+            f"for {len(heads)} head{'s' if len(heads) > 1 else ''}, more than --kv-mib {config.kv_mib}, "
+            f"which is enough for {fitting}: lower --max-sessions or --max-len"
+        )
 
 
 def open_engine(config: ServiceConfig, source: HeadSource) -> Engine:

@@ -19,7 +19,7 @@ import zmq
 
 from starsd_edge.decoding.roles import Update
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.errors import BundleError
+from starsd_edge.errors import BundleError, ResourceError, UsageError
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.sockets import SyncSocket, make_context
 from starsd_edge.protocol.greeting import HelloBody, Identity
@@ -39,8 +39,10 @@ from starsd_edge.protocol.messages import (
 )
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.edge import EmulatedEdge
+from starsd_server.engine import Engine
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import HeadKind
+from starsd_server.scheduling import Limits
 from starsd_server.worker import open_heads
 
 from .heads import HIDDEN, VOCAB, random_head, small_config
@@ -388,6 +390,36 @@ def test_a_damaged_head_is_named(head_folder: Path, tmp_path: Path) -> None:
     config = ServiceConfig(heads=(HeadSource(str(tmp_path)),), bind="", folder="")
     with pytest.raises(BundleError, match=r"head\.safetensors: cannot be read"):
         open_heads(config)
+
+
+@pytest.mark.parametrize(("kv_mib", "fits"), [(16, True), (15, False)])
+def test_the_kv_budget_is_kept_to_the_byte_or_refused_with_what_fits(
+    head_folder: Path, kv_mib: int, fits: bool
+) -> None:
+    """A row of the toy head takes 256 bytes: 32 sessions of 2,048 are 16 MiB."""
+    config = ServiceConfig(
+        heads=(HeadSource(str(head_folder)),),
+        bind="",
+        folder="",
+        limits=Limits(max_sessions=32),
+        kv_mib=kv_mib,
+    )
+    if fits:
+        _, engines = open_heads(config)
+        (engine,) = engines.values()
+        assert isinstance(engine, Engine)
+        assert 16 * 2**20 == engine.kv.num_bytes
+        return
+    with pytest.raises(
+        ResourceError, match=r"take 16 MiB of KV for 1 head, more than --kv-mib 15, .* for 30"
+    ):
+        open_heads(config)
+
+
+def test_two_heads_of_one_name_are_refused(head_folder: Path) -> None:
+    source = HeadSource(str(head_folder))
+    with pytest.raises(UsageError, match="two heads are called toy-head"):
+        open_heads(ServiceConfig(heads=(source, source), bind="", folder=""))
 
 
 def test_off_this_machine_nothing_is_served_in_the_clear(head_folder: Path) -> None:
