@@ -52,7 +52,8 @@ dist: setup
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# The deployer against devices with real systemd and sshd, one of them aarch64 under emulation. Needs root,
+# The link over real TCP that loses, delays and breaks; then the deployer against devices with real systemd and
+# sshd, one of them aarch64 under emulation. Needs root,
 # installs Debian packages, takes up to 30 minutes; where it cannot be run, or not in that time, it says NOT RUN.
 test-lab: setup
 	tests/lab/run $(BIN)/pytest

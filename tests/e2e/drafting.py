@@ -1,8 +1,9 @@
 """A real service with a small random head, and a decode loop with a real link to it, for tests of everything
 that goes wrong between the two.
 
-`python -m tests.e2e.drafting ADDRESS COUNT` is the same edge in a process of its own: it prints the tokens of
-a text, one a line, as they are committed.
+`python -m tests.e2e.drafting ADDRESS COUNT STEP_S [patient]` is the same edge in a process of its own: it
+prints the tokens of a text as they are committed, how many trees came, and why no more do. "patient": with
+the timing of the product.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from starsd_edge.decoding.decoder import Decoder
 from starsd_edge.decoding.policy import FixedPolicy
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.link.client import RemoteDrafter
+from starsd_edge.link.pins import edge_keys
 from starsd_edge.link.sockets import EdgeKeys
 from starsd_edge.protocol.greeting import HelloBody, Identity
-from starsd_edge.protocol.limits import EdgeTiming
+from starsd_edge.protocol.limits import DEFAULT_TIMING, EdgeTiming
 from starsd_edge.testing import ToyTarget, plain_text
 from starsd_edge.types import TokenArray
 
@@ -51,13 +53,14 @@ LONG_TEXT = 400  # tokens
 
 
 class PacedTarget(ToyTarget):
-    """A forward takes STEP_S; features are as wide as the head wants them."""
+    """A forward takes `step_s`; features are as wide as the head wants them."""
 
-    def __init__(self, max_len: int = 512) -> None:
+    def __init__(self, max_len: int = 512, step_s: float = STEP_S) -> None:
         super().__init__(vocab_size=VOCAB, max_len=max_len, levels=200)
+        self._step_s = step_s
 
     def forward(self, tree):
-        time.sleep(STEP_S)
+        time.sleep(self._step_s)
         return super().forward(tree)
 
     def _features(self, tokens: TokenArray, positions: np.ndarray) -> np.ndarray:
@@ -76,8 +79,9 @@ class Edge:
         timing: EdgeTiming = QUICK,
         identity: Identity = IDENTITY,
         device: str = "jet1",
+        step_s: float = STEP_S,
     ) -> None:
-        self.target = PacedTarget(max_len)
+        self.target = PacedTarget(max_len, step_s)
         hello = HelloBody(
             identity=identity,
             digest=identity.digest(),
@@ -213,10 +217,12 @@ def serving(head: Path, *options: str, bind: str = "tcp://127.0.0.1:0") -> Itera
 
 
 def main() -> None:
-    edge = Edge(sys.argv[1]).joined()
-    for committed in edge.decoder.generate(PROMPT, GREEDY, int(sys.argv[2])):
-        for token in committed.tokens:
-            print(token, flush=True)  # noqa: T201  # what the test reads
+    address, count, step_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    timing = QUICK if len(sys.argv) == 4 else DEFAULT_TIMING
+    edge = Edge(address, edge_keys(address), max_len=4096, timing=timing, step_s=step_s).joined()
+    for committed in edge.decoder.generate(PROMPT, GREEDY, count):
+        line = {"tokens": committed.tokens, "trees": edge.drafter.stats().counters.trees}
+        print(json.dumps({**line, "reason": edge.drafter.state().reason}), flush=True)  # noqa: T201
     edge.close()
 
 

@@ -8,6 +8,7 @@ kernel's own TCP on a bad link.
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -173,15 +174,16 @@ def test_a_message_that_never_ends_is_cut_off_at_the_gateways_cap(edge: Edge, se
 def test_a_device_that_sleeps_goes_on_where_it_was(line: BadLine) -> None:
     """Its process stands still while the service's end of the connection goes; then it wakes up."""
     count = 80
-    command = [sys.executable, "-m", "tests.e2e.drafting", line.address, str(count)]
+    command = [sys.executable, "-m", "tests.e2e.drafting", line.address, str(count), "0.01"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as device:
         assert device.stdout is not None
-        text = [int(device.stdout.readline()) for _ in range(20)]
+        said = [json.loads(device.stdout.readline()) for _ in range(20)]
         device.send_signal(signal.SIGSTOP)
         line.forget()
         device.send_signal(signal.SIGCONT)
-        text += [int(word) for word in device.stdout]
+        said += map(json.loads, device.stdout)
         assert device.wait(PATIENCE_S) == 0
+    text = [token for line in said for token in line["tokens"]]
     assert text == plain_text(PacedTarget(), GREEDY, PROMPT, count)
 
 
