@@ -44,11 +44,12 @@ class DraftTree:
             raise ValueError(f"tokens and parents must be int32, not {tokens.dtype} and {parents.dtype}")
         if self.base_len < 1:
             raise ValueError(f"base_len counts the root and so is at least 1, not {self.base_len}")
-        rest = parents[1:]
-        if parents[0] != NO_PARENT or (rest < 0).any() or (rest >= np.arange(1, len(parents))).any():
+        # Unsigned, what is below zero lies beyond every node.
+        later = parents[1:].view(np.uint32) > np.arange(len(parents) - 1, dtype=np.uint32)
+        if parents[0] != NO_PARENT or np.logical_or.reduce(later):
             raise ValueError("parents must be -1 for the root and an earlier node for every other node")
-        edges = np.sort(rest.astype(np.int64) << 32 | tokens[1:].astype(np.int64) & 0xFFFFFFFF)
-        if (edges[1:] == edges[:-1]).any():
+        edges = set(zip(parents.tolist(), tokens.tolist(), strict=True))  # at these sizes faster than sorting
+        if len(edges) < len(parents):
             raise ValueError("two siblings carry the same token")
 
     @classmethod

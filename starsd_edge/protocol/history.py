@@ -6,6 +6,8 @@ is in bytes; a context that outgrows it is decoded plainly from there on.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+
 from starsd_edge.decoding.prefix import Prefix, prefix_crc
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype, decode_rows, encode_rows, row_bytes
 from starsd_edge.types import FeatureArray, TokenArray
@@ -16,7 +18,8 @@ __all__ = ["History"]
 class History:
     """Row i pairs the feature of position i with the token at position i + 1; the first token has no row.
 
-    `committed_len` is 0 before `start`, and rows + 1 after it.
+    `committed_len` is 0 before `start`, and rows + 1 after it. Rows stay in the pieces they came in: what was
+    committed last is what is sent next, and leaves as it lies here, without a copy.
     """
 
     def __init__(self, width: int, dtype: FeatureDtype, max_bytes: int) -> None:
@@ -24,7 +27,9 @@ class History:
         self.dtype = dtype
         self.max_bytes = max_bytes
         self._prefix = Prefix()
-        self._rows = bytearray()
+        self._pieces: list[bytes] = []
+        self._starts: list[int] = []  # the first row of each piece
+        self._num_rows = 0
 
     @property
     def committed_len(self) -> int:
@@ -40,15 +45,20 @@ class History:
 
     def extend(self, tokens: TokenArray, features: FeatureArray) -> None:
         """Append rows. Raises ValueError for features that cannot be encoded, OverflowError when full."""
-        if len(self._rows) + len(tokens) * self.row_bytes > self.max_bytes:
+        if (self._num_rows + len(tokens)) * self.row_bytes > self.max_bytes:
             raise OverflowError(f"the draft history of {self.max_bytes >> 20} MiB is full")
-        self._rows += encode_rows(features, self.dtype).data
+        self._add(bytes(encode_rows(features, self.dtype).data))
         self._prefix.append(tokens)
 
     def cut(self, committed_len: int) -> None:
         """Forget the tokens from `committed_len` on, and their rows."""
         self._prefix.truncate(min(committed_len, self.committed_len))
-        del self._rows[max(self.committed_len - 1, 0) * self.row_bytes :]
+        keep = max(self.committed_len - 1, 0)
+        while self._num_rows > keep:
+            self._num_rows = self._starts.pop()
+            piece = self._pieces.pop()
+            if self._num_rows < keep:
+                self._add(piece[: (keep - self._num_rows) * self.row_bytes])
 
     def crc(self, length: int) -> int:
         """Checksum of the first `length` tokens."""
@@ -62,15 +72,30 @@ class History:
 
     def rows(self, start: int, stop: int) -> EncodedRows:
         """Rows [start, stop), as they travel."""
-        size = self.row_bytes
-        data = bytes(memoryview(self._rows)[start * size : stop * size])
-        return EncodedRows(self.dtype, stop - start, self.width, data)
+        return EncodedRows(self.dtype, stop - start, self.width, self._data(start, stop))
+
+    def _data(self, start: int, stop: int) -> bytes:
+        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)
+        if start == stop:
+            return b""
+        from_first = start - self._starts[first]
+        pieces = self._pieces[first:last]
+        if len(pieces) > 1 or from_first or len(pieces[0]) != (stop - start) * self.row_bytes:
+            whole = memoryview(b"".join(pieces))[from_first * self.row_bytes :]
+            return bytes(whole[: (stop - start) * self.row_bytes])
+        return pieces[0]
+
+    def _add(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._starts.append(self._num_rows)
+            self._num_rows += len(piece) // self.row_bytes
 
     def recode(self, dtype: FeatureDtype) -> None:
         """Keep the rows in another dtype: the service takes only that one."""
         if dtype is self.dtype:
             return
-        count = max(self.committed_len - 1, 0)
-        decoded = decode_rows(self.rows(0, count))
+        decoded = decode_rows(self.rows(0, self._num_rows))
         self.dtype = dtype
-        self._rows = bytearray(encode_rows(decoded, dtype).data)
+        self._pieces, self._starts, self._num_rows = [], [], 0
+        self._add(bytes(encode_rows(decoded, dtype).data))
