@@ -11,6 +11,9 @@ __all__ = ["BENCHES", "command"]
 BENCHES: dict[str, CommandEntry] = {
     "service": CommandEntry("starsd_server.emulate.cli", "1 to 64 emulated targets against a draft service."),
     "head": CommandEntry("starsd_server.emulate.large_head", "A random head of Vicuna-7B's shape: memory."),
+    "fleet": CommandEntry(
+        "starsd_server.capacity.fleet_cli", "Thousands of devices, many services, failures."
+    ),
     "target": CommandEntry("starsd_jetson.bench_target", "A model on this machine: speed, trees, memory."),
     "context": CommandEntry("starsd_edge.cli.bench_context", "Time to first token as a conversation grows."),
     "transfer": CommandEntry("starsd_deploy.bench.transfer", "Uploads to a device, beside OpenSSH."),
