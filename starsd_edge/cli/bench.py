@@ -14,6 +14,7 @@ BENCHES: dict[str, CommandEntry] = {
     "fleet": CommandEntry(
         "starsd_server.capacity.fleet_cli", "Thousands of devices, many services, failures."
     ),
+    "paper": CommandEntry("starsd_server.capacity.paper_cli", "The StarSD paper's claims as experiments."),
     "target": CommandEntry("starsd_jetson.bench_target", "A model on this machine: speed, trees, memory."),
     "context": CommandEntry("starsd_edge.cli.bench_context", "Time to first token as a conversation grows."),
     "transfer": CommandEntry("starsd_deploy.bench.transfer", "Uploads to a device, beside OpenSSH."),

@@ -113,7 +113,7 @@ def test_hundreds_of_devices_on_eight_services_keep_every_engine_at_work() -> No
 
 
 def test_the_command_prints_figures_and_refuses_nonsense(tmp_path: Path) -> None:
-    arguments = ["--devices", "40", "--services", "2", "--seconds", "2", "--fail", "1@1.5-2.5"]
+    arguments = ["--devices", "40", "--services", "2", "--seconds", "6", "--fail", "1@1.5-3"]
     result = CliRunner().invoke(
         command, [*arguments, "--json", str(tmp_path / "f.json")], catch_exceptions=False
     )
