@@ -46,7 +46,7 @@ def test_a_small_fleet_gets_what_the_benchmark_measures(
     recording: tuple[BenchPlan, DraftWork], policy: Policy, targets: int
 ) -> None:
     bench, _ = recording
-    measured = measure_virtually(bench, policy.value, targets, host_factor=0.0)
+    measured = measure_virtually(bench, policy.value, [None] * targets, host_factor=0.0)
     trees = RecordedTrees.load(bench.config.trees)
     simulated = simulate(
         plan(

@@ -42,6 +42,7 @@ from starsd_server.scheduling import (
 __all__ = ["Failure", "FleetPlan", "FleetResult", "simulate"]
 
 HEAD = "head"
+RETRY_S = 1.0  # plain steps before a device asks again that found no service with room
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class _Service:
         self._scheduler = self._new_scheduler()
         members, self.members = list(self.members.values()), {}
         for device in members:
-            device.after(self._fleet.plan.detect_s, device.lost)
+            device.lost()
 
     def recover(self) -> None:
         self.is_up = True
@@ -264,7 +265,7 @@ class _Device:
         """Open a session, here or at the next service that has room; the whole context goes up with it."""
         for _ in range(len(self._placement)):
             if not self._service.is_up:
-                self._next_service(self._fleet.plan.detect_s)
+                self.lost()
                 return
             if self._service.open(self._key, self):
                 self._epoch += 1
@@ -276,11 +277,12 @@ class _Device:
             if not self._placement.leave(self._fleet.now_s):
                 break
             self._fleet.moves += 1
-        self._plain_until(1.0)
+        self._plain_until(RETRY_S, self.join)
 
     def lost(self) -> None:
-        """The service was given up."""
-        self._next_service(0.0)
+        """The service died: plain steps until that is certain, then the next one."""
+        self._epoch += 1
+        self._plain_until(self._fleet.plan.detect_s, self._move)
 
     def evicted(self) -> None:
         self._epoch += 1
@@ -321,19 +323,19 @@ class _Device:
         if self._key in self._service.members:
             self._service.rows(self._key, rows)
 
-    def _next_service(self, seconds: float) -> None:
-        """Plain steps for so long, then another service."""
-        self._epoch += 1
-        another = self._placement.leave(self._fleet.now_s)
+    def _move(self) -> None:
         self._fleet.moves += 1
-        self._plain_until(seconds if another else max(seconds, 1.0))
+        if self._placement.leave(self._fleet.now_s):
+            self.join()
+        else:  # all have failed of late
+            self._plain_until(RETRY_S, self.join)
 
-    def _plain_until(self, seconds: float) -> None:
+    def _plain_until(self, seconds: float, action: Callable[[], None]) -> None:
         """Decode plainly meanwhile; the conversation's recorded rounds stay where they are."""
         tokens = seconds / self._fleet.plan.curve.plain_s
         self.tokens += tokens
         self.plain_tokens += tokens
-        self.after(seconds, self.join)
+        self.after(seconds, action)
 
     def _next_conversation(self) -> None:
         self._rounds = list(next(self._conversations))

@@ -105,7 +105,7 @@ def reproduce(
     for policy in (Policy.SERIAL, Policy.BATCHED):
         for count in counts:
             progress(f"{policy.value}, {count} devices")
-            row = measure_virtually(plan, policy.value, count, host_factor)
+            row = measure_virtually(plan, policy.value, [None] * count, host_factor)
             class_ = DeviceClass(device.name, count, device.curve.plain_s, verify_s, rtt_s, work)
             # The tokens that these rounds brought: what a short run accepts is chance.
             scale = row.acceptance_length / work.tokens
