@@ -16,14 +16,9 @@ FOLDER = click.option(
     "--dir",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the keys.  [default: $STARSD_KEYS, or keys/ in the configuration folder]",
+    help="Keys folder.  [default: $STARSD_KEYS, or keys/ in the configuration folder]",
 )
-TRUSTED = click.option(
-    "--dir",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the trusted devices.  [default: trusted/ in the folder of the keys]",
-)
+TRUSTED = "trusted"
 NAME = click.option("--name", default="device", show_default=True, help="Which key: NAME.key in the folder.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="For a script.")
 
@@ -84,7 +79,7 @@ def rotate(folder: Path | None, name: str, *, as_json: bool) -> None:
 
 
 @command.command()
-@TRUSTED
+@FOLDER
 @click.argument("name")
 @click.argument("public_key", metavar="KEY")
 @click.option("--replace", is_flag=True, help="NAME may have another key already.")
@@ -97,7 +92,7 @@ def trust(folder: Path | None, name: str, public_key: str, *, replace: bool, kee
 
 
 @command.command()
-@TRUSTED
+@FOLDER
 @click.argument("name")
 def revoke(folder: Path | None, name: str) -> None:
     """Let NAME (or a fingerprint) in no more. A running service ends its connections within a second."""
@@ -106,7 +101,7 @@ def revoke(folder: Path | None, name: str) -> None:
 
 
 @command.command(name="list")
-@TRUSTED
+@FOLDER
 @AS_JSON
 def list_trusted(folder: Path | None, *, as_json: bool) -> None:
     """Whom a service here lets in."""
@@ -139,7 +134,9 @@ def key_path(folder: Path | None, name: str) -> Path:
 
 
 def trusted(folder: Path | None) -> TrustStore:
-    return TrustStore(folder or key_dir() / "trusted")
+    """Beneath the keys folder, where the service looks; a script may name that very folder, too."""
+    folder = folder or key_dir()
+    return TrustStore(folder if folder.name == TRUSTED else folder / TRUSTED)
 
 
 def read_public(text: str) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 import struct
 from collections.abc import Mapping
@@ -90,11 +91,13 @@ class KeyPair:
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
         except FileNotFoundError:
-            raise ConfigError(f"{path}: no key is there; make one with `starsd keys generate`") from None
+            raise ConfigError(
+                f"{path}: no key is there; make one with `{command_for('generate', path)}`"
+            ) from None
         if mode & 0o077:
             raise AuthenticationError(
                 f"{path}: others may read this secret key (mode {mode:04o}); if nobody did, `chmod 600` it, "
-                f"otherwise `starsd keys rotate`"
+                f"otherwise `{command_for('rotate', path)}`"
             )
         record = read_record(path)
         secret = record.get("secret")
@@ -125,7 +128,7 @@ def parse_public(text: str) -> str:
     """`text` as a Z85 public key. Raises ConfigError when it is none."""
     key = text.strip()
     if not Z85_KEY.fullmatch(key):
-        raise ConfigError("a public key is 40 characters of Z85, as `starsd keys show` prints it")
+        raise ConfigError("a public key is 40 characters of Z85, as `starsd keys show --public` prints it")
     try:
         raw = z85.decode(key.encode())
     except (ValueError, OverflowError, struct.error) as error:
@@ -174,6 +177,13 @@ def read_record(path: Path) -> dict[str, object]:
     return record
 
 
+def command_for(verb: str, path: Path) -> str:
+    """The `starsd keys` command that does something to the key in `path`."""
+    name = "" if path.stem == "device" else f" --name {path.stem}"
+    folder = "" if path.parent == key_dir() else f" --dir {shlex.quote(str(path.parent))}"
+    return f"starsd keys {verb}{name}{folder}"
+
+
 def write_public(path: Path, key: PublicKey) -> None:
     """Write or replace a public record in one step."""
     write_atomic(path, json.dumps(record_of(key), indent=2) + "\n", PUBLIC_MODE)
@@ -181,7 +191,7 @@ def write_public(path: Path, key: PublicKey) -> None:
 
 def write_private(path: Path, text: str, *, replace: bool) -> None:
     if path.exists() and not replace:
-        raise ConfigError(f"{path}: a key is there already; `starsd keys rotate` makes a new one")
+        raise ConfigError(f"{path}: a key is there already; `{command_for('rotate', path)}` makes a new one")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, text, SECRET_MODE)
 

@@ -142,7 +142,7 @@ def check_private(address: str, *, has_key: bool) -> None:
     if not has_key and not is_local(address):
         raise ConfigError(
             f"{address}: without keys the draft link stays on this machine (127.0.0.1 or ipc://); "
-            f"`starsd keys generate` makes them"
+            f"`starsd keys generate` makes a device's, with `--name service` a service's"
         )
 
 

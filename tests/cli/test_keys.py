@@ -36,11 +36,29 @@ def test_the_deployers_way_from_a_fresh_device_to_a_trusted_one(folder: Path, tm
     public = keys("show", "--dir", str(folder), "--public").strip()
     assert (folder / "device.pub").read_text().strip() == public
     assert stat.S_IMODE((folder / "device.key").stat().st_mode) == 0o600
-    trusted = str(tmp_path / "service" / "trusted")
-    keys("trust", "jet1", public, "--dir", trusted)
-    assert [entry["name"] for entry in json.loads(keys("list", "--json", "--dir", trusted))] == ["jet1"]
-    keys("revoke", "jet1", "--dir", trusted)
-    assert "nobody is let in yet" in keys("list", "--dir", trusted)
+    trusted = tmp_path / "service" / "trusted"
+    for named in (trusted.parent, trusted):
+        keys("trust", "jet1", public, "--dir", str(named))
+        assert (trusted / "jet1.pub").exists(), "where the service looks"
+        assert [entry["name"] for entry in json.loads(keys("list", "--json", "--dir", str(named)))] == [
+            "jet1"
+        ]
+        keys("revoke", "jet1", "--dir", str(named))
+        assert "nobody is let in yet" in keys("list", "--dir", str(named))
+
+
+def test_a_missing_key_is_told_with_the_command_that_makes_it(folder: Path, tmp_path: Path) -> None:
+    for words, made_with in [
+        ((), "starsd keys generate`"),
+        (("--name", "service"), "starsd keys generate --name service`"),
+        (
+            ("--name", "service", "--dir", str(tmp_path / "a b")),
+            f"starsd keys generate --name service --dir '{tmp_path / 'a b'}'`",
+        ),
+    ]:
+        with pytest.raises(ConfigError) as refused:
+            keys("show", *words)
+        assert made_with in str(refused.value)
 
 
 def test_a_key_is_made_once(folder: Path) -> None:
