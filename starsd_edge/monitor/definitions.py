@@ -15,6 +15,7 @@ from starsd_edge.monitor.alarms import (
 from starsd_edge.monitor.figures import DEVICE_FIGURES, SERVICE_FIGURES, STAGE_DEFINITIONS, Figure
 from starsd_edge.monitor.link_state import ADVICE, HUNG_AFTER_S
 from starsd_edge.monitor.prometheus import METRICS
+from starsd_edge.monitor.session_figures import SESSION_FIGURES
 
 __all__ = ["definitions_page"]
 
@@ -58,6 +59,7 @@ def definitions_page() -> str:
     """docs/metrics.md."""
     parts = [HEAD, "## Stages of a round\n", *rows(("stage", "time"), stages())]
     parts += ["## Figures of a device\n", *rows(("column", "key", "meaning"), figures(DEVICE_FIGURES))]
+    parts += ["## Figures of a session\n", *rows(("column", "key", "meaning"), figures(SESSION_FIGURES))]
     parts += ["## Figures of a service\n", *rows(("column", "key", "meaning"), figures(SERVICE_FIGURES))]
     parts += ["## States of a link\n", *rows(("state", "what it means and what to do"), states())]
     parts += ["## Alarms\n", *rows(("alarm", "when"), alarms())]

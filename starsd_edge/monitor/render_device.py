@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.cells import cell_len
 from rich.text import Text
 
@@ -9,6 +11,7 @@ from starsd_edge.latency import Histogram
 from starsd_edge.monitor.figures import DEVICE_FIGURES
 from starsd_edge.monitor.format import UNKNOWN, Form, bar, clean, fit, right, shown, sparkline
 from starsd_edge.monitor.screen import STATUS_STYLES, Frame, State, line, part, scrolled, titled
+from starsd_edge.monitor.session_figures import SESSION_COLUMNS, SESSION_FIGURES, SessionColumn
 from starsd_edge.monitor.views import DeviceView
 from starsd_edge.protocol.telemetry import Stage
 
@@ -104,16 +107,18 @@ def figure_grid(view: DeviceView, width: int) -> list[Text]:
 
 
 def session_table(view: DeviceView, width: int) -> list[Text]:
-    sessions = view.device.sessions
-    if not sessions:
+    if not view.sessions:
         return [line(width, part("  none", "dim"))]
-    head = f"  {'SESSION':<17}{'STATE':<11}{'MODE':<9}{'TOKENS':>8}{'KV ROWS':>9}{'AGE':>8}{'QUIET':>8}  HEAD"
-    lines = [line(width, part(head, "dim"))]
-    for session in sessions:
-        cells = f"  {fit(clean(session.session), 16)} {session.state.value:<11}{session.mode.value:<9}"
-        cells += f"{session.committed_len:>8}{session.kv_rows:>9}"
-        cells += f"{shown(session.age_s, Form.AGE):>8}{shown(session.quiet_s, Form.AGE):>8}  {session.head}"
-        lines.append(line(width, part(cells)))
-        if session.reason:
-            lines.append(line(width, part(f"      {session.reason}", "yellow")))
+    columns = [column for column in SESSION_COLUMNS if width >= column.from_width or column.from_width <= 80]
+    figures = {figure.key: figure for figure in SESSION_FIGURES}
+
+    def row(text_of: Callable[[SessionColumn], str]) -> str:
+        cells = [(fit if column.is_text else right)(text_of(column), column.width) for column in columns]
+        return "  " + " ".join(cells)
+
+    lines = [line(width, part(row(lambda column: figures[column.key].title), "dim"))]
+    for session in view.sessions:
+        lines.append(line(width, part(row(lambda column, of=session: figures[column.key].text(of)))))
+        if session.session.reason:
+            lines.append(line(width, part(f"      {session.session.reason}", "yellow")))
     return lines

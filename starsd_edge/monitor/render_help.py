@@ -8,6 +8,7 @@ from rich.text import Text
 
 from starsd_edge.monitor.figures import DEVICE_FIGURES, SERVICE_FIGURES, STAGE_DEFINITIONS
 from starsd_edge.monitor.screen import Frame, State, line, part, scrolled, titled
+from starsd_edge.monitor.session_figures import SESSION_FIGURES
 
 __all__ = ["KEYS", "help_page"]
 
@@ -37,6 +38,9 @@ def help_page(state: State, width: int, height: int) -> Frame:
     body += [Text("", end=""), titled(width, "Figures of a device")]
     for figure in DEVICE_FIGURES:
         body += entry(f"{figure.title}", f"{figure.key}: {figure.definition}", width)
+    body += [Text("", end=""), titled(width, "Figures of a session")]
+    for session_figure in SESSION_FIGURES:
+        body += entry(session_figure.title, f"{session_figure.key}: {session_figure.definition}", width)
     body += [Text("", end=""), titled(width, "Figures of a service")]
     for service_figure in SERVICE_FIGURES:
         body += entry(service_figure.title, f"{service_figure.key}: {service_figure.definition}", width)

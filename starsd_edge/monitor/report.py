@@ -12,6 +12,8 @@ from starsd_edge.monitor.alarms import alarms_of
 from starsd_edge.monitor.figures import DEVICE_FIGURES, SERVICE_FIGURES, Figure, Value
 from starsd_edge.monitor.format import Form, clean
 from starsd_edge.monitor.model import Model
+from starsd_edge.monitor.session_figures import SESSION_FIGURES
+from starsd_edge.monitor.views import SessionView
 
 __all__ = ["Format", "report"]
 
@@ -53,6 +55,7 @@ def as_data(model: Model, window_s: float) -> dict[str, Any]:
                     | {
                         "depth_rates": [round(rate, ROUND_TO) for rate in device.work.depth_rates],
                         "fallback_reasons": device.work.fallbacks,
+                        "each_session": [session_data(session) for session in device.sessions],
                     }
                     for device in service.device_views(window_s)
                 ],
@@ -64,6 +67,10 @@ def as_data(model: Model, window_s: float) -> dict[str, Any]:
         for a in alarms_of(model, devices, window_s)
     ]
     return {"services": services, "alarms": alarms}
+
+
+def session_data(session: SessionView) -> dict[str, Value]:
+    return {figure.key: plain(figure.value(session)) for figure in SESSION_FIGURES}
 
 
 def plain(value: Value) -> Value:

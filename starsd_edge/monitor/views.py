@@ -19,11 +19,12 @@ from starsd_edge.protocol.telemetry import (
     EngineSnapshot,
     Mode,
     ServiceSnapshot,
+    SessionSnapshot,
     Stage,
     Work,
 )
 
-__all__ = ["DeviceView", "Status", "ServiceView", "WorkView", "difference_of"]
+__all__ = ["DeviceView", "Status", "ServiceView", "SessionView", "WorkView", "difference_of"]
 
 EMPTY_WORK = Work()
 EMPTY_HISTOGRAM = Histogram()
@@ -126,6 +127,22 @@ class WorkView:
         return self._stages[stage]
 
 
+EMPTY_SESSION = SessionSnapshot("")
+
+
+@dataclass(eq=False)
+class SessionView:
+    """One session: its snapshot, and the one at the start of the window."""
+
+    session: SessionSnapshot
+    before: SessionSnapshot
+    seconds: float
+
+    @cached_property
+    def work(self) -> WorkView:
+        return WorkView(self.session.work, self.before.work, self.seconds)
+
+
 @dataclass(eq=False)
 class DeviceView:
     """One device: its snapshot, what it had done at the start of the window, and its recent speeds."""
@@ -144,6 +161,15 @@ class DeviceView:
     @cached_property
     def work(self) -> WorkView:
         return WorkView(self.device.work, self.before.work if self.before else EMPTY_WORK, self.seconds)
+
+    @cached_property
+    def sessions(self) -> list[SessionView]:
+        """Its live sessions; one that opened within the window counts from nothing."""
+        before = {session.session: session for session in self.before.sessions} if self.before else {}
+        return [
+            SessionView(session, before.get(session.session, EMPTY_SESSION), self.seconds)
+            for session in self.device.sessions
+        ]
 
     @cached_property
     def status(self) -> Status:

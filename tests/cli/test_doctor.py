@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def run(keys: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths, "STARSD_KEYS": str(keys)},
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -65,3 +66,15 @@ def test_a_role_without_its_packages_says_what_to_install(extra: object) -> None
     finding: Finding = packages(extra, lambda _: "")  # type: ignore[arg-type]
     assert finding.grade is Grade.MISSING
     assert "pip install '.[" in finding.fix
+
+
+@pytest.mark.model
+def test_measuring_tells_the_speed_and_whether_trees_are_exact(tmp_path: Path) -> None:
+    """On the real model: int8 on a CPU decides in a tree as it does alone."""
+    done = run(tmp_path, "doctor", "--measure", "--json")
+    assert done.returncode == 0, done.stderr
+    measured = [finding for finding in json.loads(done.stdout) if finding["role"] == "measured"]
+    assert ["ok", "ok"] == [finding["grade"] for finding in measured]
+    speed, exactness = (finding["found"] for finding in measured)
+    assert re.search(r"int8: \d+\.\d tokens/s plain; 4 rows \d+\.\dx, 16 rows \d+\.\dx", speed)
+    assert "row-invariant to the bit" in exactness

@@ -2,18 +2,31 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
+from starsd_edge.monitor.figures import DEVICE_FIGURES, SERVICE_FIGURES, device_figure
 from starsd_edge.monitor.link_state import Link, LinkState
 from starsd_edge.monitor.model import Model
 from starsd_edge.monitor.render import render
+from starsd_edge.monitor.render_overview import COLUMNS, HEAD_FIGURES, SPARK
 from starsd_edge.monitor.screen import State
+from starsd_edge.monitor.session_figures import SESSION_COLUMNS, SESSION_FIGURES
 from starsd_edge.monitor.terminal import ansi
 from starsd_edge.monitor.ui import Page, Ui
-from starsd_edge.protocol.telemetry import DeviceSnapshot, ServiceSnapshot, SessionSnapshot
+from starsd_edge.protocol.telemetry import (
+    DeviceSnapshot,
+    Mode,
+    ServiceSnapshot,
+    SessionSnapshot,
+    Stage,
+    Work,
+    added,
+)
 
+from .fleet import durations
 from .scenes import SCENES, SIZES, Scene, drawn, golden_file, state, watched
 
 COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-7]|9[0-7])(?:;[0-9]+)*m")
@@ -91,3 +104,46 @@ def test_a_terminal_without_blocks_gets_none() -> None:
         shown = State(watched(), Ui(page=page), ascii_only=True)
         for text in render(shown, 120, 40).lines:
             assert text.plain.replace("…", "").isascii()
+
+
+def test_every_number_on_a_screen_is_defined_on_the_help_page_and_in_the_docs() -> None:
+    """Columns of the tables, figures of the head and of the device page, stages, columns of sessions."""
+    page = "\n".join(text.plain for text in render(state(watched(2, 1), Ui(page=Page.HELP)), 300, 400).lines)
+    docs = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    numbers = [device_figure(column.key) for column in COLUMNS if column.key != SPARK]
+    numbers += [*DEVICE_FIGURES, *SERVICE_FIGURES, *SESSION_FIGURES]
+    assert {column.key for column in SESSION_COLUMNS} <= {figure.key for figure in SESSION_FIGURES}
+    assert set(HEAD_FIGURES) <= {figure.key for figure in SERVICE_FIGURES}
+    for figure in numbers:
+        assert re.search(rf"^  {re.escape(figure.title)} +{figure.key}: ", page, re.MULTILINE), figure.key
+        assert f"| {figure.title} | `{figure.key}` | {figure.definition} |" in docs
+    for stage in Stage:
+        assert re.search(rf"^  {stage.value} +\S", page, re.MULTILINE)
+        assert f"| {stage.value} | " in docs
+
+
+def test_a_session_has_its_own_figures() -> None:
+    """Of two sessions of a device one drafts and the other decodes plainly."""
+
+    def snapshot(sequence: int) -> ServiceSnapshot:
+        done = 10 * sequence
+        drafting = Work(
+            num_drafts=done, accepted_tokens=2 * done, tokens=3 * done, tree_nodes=durations(8.0, done)
+        )
+        plain = Work(tokens=done, plain_tokens=done, fallbacks={"late": sequence})
+        sessions = [
+            SessionSnapshot("aaaaaaaaffff", mode=Mode.DRAFTING, work=drafting, committed_len=77),
+            SessionSnapshot("bbbbbbbbffff", mode=Mode.PLAIN, work=plain, reason="it is late"),
+        ]
+        device = DeviceSnapshot("jet1", connected=True, sessions=sessions, work=added([drafting, plain]))
+        return ServiceSnapshot("b", sequence, float(sequence), devices=[device])
+
+    model = Model.of(["desk"])
+    for sequence in (1, 2, 3):
+        model.take(0, snapshot(sequence), 10)
+    lines = [text.plain for text in render(state(model, Ui(page=Page.DEVICE)), 160, 80).lines]
+    (first,) = (line.split() for line in lines if line.startswith("  aaaaaaaa"))
+    (second,) = (line.split() for line in lines if line.startswith("  bbbbbbbb"))
+    assert first[:7] == ["aaaaaaaa", "idle", "drafting", "30.0", "3.00", "10.4", "0"]
+    assert second[:9] == ["bbbbbbbb", "idle", "plain", "10.0", "-", "-", "0", "0", "2"]
+    assert "      it is late" in lines
