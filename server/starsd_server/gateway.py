@@ -295,7 +295,11 @@ def main() -> None:
     except StarSDError as error:
         child.tell_failed(error)
         return
-    gateway.run()
+    try:
+        gateway.run()
+    except StarSDError as error:
+        log.error("%s: another process takes over", error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

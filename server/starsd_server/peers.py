@@ -12,6 +12,7 @@ from typing import Protocol
 
 import zmq
 
+from starsd_edge.errors import ResourceError
 from starsd_edge.link.keys import KeyPair, fingerprint
 from starsd_edge.link.sockets import ZAP_DOMAIN, SyncSocket, check_private, service_socket
 from starsd_edge.link.trust import TrustStore
@@ -63,7 +64,7 @@ class Peers(Protocol):
 
     def refresh(self) -> list[Farewell]:
         """Look whether somebody was trusted or revoked; whoever was revoked must be told. Called every
-        REFRESH_S."""
+        REFRESH_S. Raises ResourceError when nobody decides any more who is let in."""
         ...
 
     def fingerprint(self, device: str) -> str: ...
@@ -164,6 +165,8 @@ class KeyedPeers:
         return route in self._keys
 
     def refresh(self) -> list[Farewell]:
+        if not self._zap.alive():
+            raise ResourceError("the thread that decides who is let in has ended")
         self._trust.refresh()
         if self._looked == self._trust.changes:
             return []
