@@ -41,13 +41,39 @@ LLAMA3_ROPE = {
 FAMILIES: dict[str, Any] = {
     "llama grouped": LlamaConfig(**SMALL),
     "llama ungrouped, tied": LlamaConfig(**{**SMALL, "num_key_value_heads": 4, "tie_word_embeddings": True}),
-    "llama 3 rope": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE),
-    "llama linear rope": LlamaConfig(
-        **SMALL, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    # Rows of 256, as the blocks of GGUF's K-quants need them.
+    "llama wide": LlamaConfig(
+        **{**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    ),
+    # What tells the published families apart, in small.
+    "llama 1": LlamaConfig(**{**SMALL, "num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
+    "llama 2": LlamaConfig(**{**SMALL, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
+    "llama 3": LlamaConfig(**SMALL, rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+    "llama 3.1": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE),
+    "llama 3.2": LlamaConfig(
+        **{**SMALL, "tie_word_embeddings": True, "head_dim": 32}, rope_parameters=LLAMA3_ROPE
+    ),
+    "vicuna 16k": LlamaConfig(
+        **{**SMALL, "num_key_value_heads": 4},
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+    "tinyllama": LlamaConfig(**{**SMALL, "num_attention_heads": 8, "num_key_value_heads": 1}),
+    "smollm2": LlamaConfig(
+        **{**SMALL, "hidden_size": 96, "num_attention_heads": 6, "tie_word_embeddings": True},
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
     ),
     "mistral": MistralConfig(**SMALL, sliding_window=None),
     "qwen2": Qwen2Config(**SMALL),
+    "qwen2.5": Qwen2Config(
+        **{**SMALL, "tie_word_embeddings": True, "rms_norm_eps": 1e-6},
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
     "qwen3": Qwen3Config(**SMALL, head_dim=32),
+    "qwen3, tied": Qwen3Config(
+        **{**SMALL, "tie_word_embeddings": True},
+        head_dim=32,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
 }
 
 

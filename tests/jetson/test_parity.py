@@ -15,11 +15,19 @@ from starsd_edge.decoding.tree import DraftTree
 FAMILIES = [
     "llama grouped",
     "llama ungrouped, tied",
-    "llama 3 rope",
-    "llama linear rope",
+    "llama 1",
+    "llama 2",
+    "llama 3",
+    "llama 3.1",
+    "llama 3.2",
+    "vicuna 16k",
+    "tinyllama",
+    "smollm2",
     "mistral",
     "qwen2",
+    "qwen2.5",
     "qwen3",
+    "qwen3, tied",
 ]
 TOLERANCE = 2e-4  # logits; both sum in float32, in different orders
 

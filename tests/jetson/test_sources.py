@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pytest
 
 from starsd_edge.errors import BundleError
 from starsd_jetson.graph.sources import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES, open_source
+from tests.jetson.k_quants import K_QUANTS
 
 Kind = gguf.GGMLQuantizationType
 LETTERS = [chr(code) for code in range(33, 127)]
@@ -59,7 +62,8 @@ def write_gguf(folder: Path, path: Path, kind: Kind = Kind.F32, architecture: st
         if weight.ndim == 1:
             writer.add_tensor(short, weight)
         else:
-            writer.add_tensor(short, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+            packed = K_QUANTS[kind](weight) if kind in K_QUANTS else gguf.quants.quantize(weight, kind)
+            writer.add_tensor(short, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -77,19 +81,22 @@ def write_gguf(folder: Path, path: Path, kind: Kind = Kind.F32, architecture: st
         (Kind.Q5_0, 0.1),
         (Kind.Q4_1, 0.1),
         (Kind.Q4_0, 0.1),
+        (Kind.Q4_K, 0.1),
+        (Kind.Q5_K, 0.05),
+        (Kind.Q6_K, 0.03),
     ],
 )
 def test_gguf_gives_the_tensors_of_the_folder_it_was_made_from(
     kind: Kind, error: float, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    folder = tiny("llama grouped").folder
+    folder = tiny("llama wide").folder
     original, found = open_source(folder), open_source(write_gguf(folder, tmp_path / "m.gguf", kind))
     assert found.shape == original.shape
     for name in ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"]:
         assert_close(found.tensor(name), original.tensor(name), error)
     for name in GGUF_LAYER_NAMES:
-        if original.has(f"model.layers.1.{name}"):
-            name = f"model.layers.1.{name}"
+        if original.has(f"model.layers.0.{name}"):
+            name = f"model.layers.0.{name}"
             assert_close(found.tensor(name), original.tensor(name), error)
 
 
@@ -161,3 +168,24 @@ def test_shards_and_half_precision_are_read(tiny: Callable[[str], Any], tmp_path
         source = open_source(tmp_path / folder)
         for name in ("model.embed_tokens.weight", "model.layers.2.mlp.down_proj.weight", "lm_head.weight"):
             np.testing.assert_array_equal(source.tensor(name), expected[name].float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("expected", "changes"),
+    [
+        (512, {}),
+        (512, {"sliding_window": None}),
+        (512, {"sliding_window": 128, "use_sliding_window": False}),
+        (128, {"sliding_window": 128}),
+        (512, {"sliding_window": 4096}),
+    ],
+)
+def test_the_context_ends_where_attention_would_begin_to_slide(
+    expected: int, changes: dict[str, Any], tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Mistral 7B v0.1 was made for windows of 4096 in a context of 32768."""
+    folder = tiny("llama grouped").folder
+    shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | changes))
+    assert expected == open_source(tmp_path / "model").shape.max_len

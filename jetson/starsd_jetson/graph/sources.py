@@ -80,6 +80,7 @@ GGUF_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "mis
 # llama.cpp's converter interleaves the rotary halves of q and k for these; the others keep Hugging Face's
 # order.
 GGUF_PERMUTED = ("llama", "mistral")
+NO_WINDOW = 1 << 31  # longer than any context
 GGUF_LAYER_NAMES = {
     "input_layernorm.weight": "attn_norm.weight",
     "self_attn.q_proj.weight": "attn_q.weight",
@@ -165,7 +166,9 @@ class GgufSource:
             num_kv_heads=int(number("attention.head_count_kv", num_heads)),
             head_dim=head_dim,
             vocab_size=int(self.tensors["token_embd.weight"].shape[1]),
-            max_len=int(number("context_length")),
+            max_len=min(
+                int(number("context_length")), int(number("attention.sliding_window", 0)) or NO_WINDOW
+            ),
             norm_eps=float(
                 f"{number('attention.layer_norm_rms_epsilon'):.6g}"
             ),  # a float32: 1e-05, not 9.99999974e-06
@@ -281,7 +284,7 @@ class HuggingFaceSource:
                 num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
                 head_dim=int(config.get("head_dim") or config["hidden_size"] // num_heads),
                 vocab_size=int(config["vocab_size"]),
-                max_len=int(config.get("max_position_embeddings", 2048)),
+                max_len=read_max_len(config),
                 norm_eps=float(config.get("rms_norm_eps", 1e-6)),
                 rope_theta=read_rope_theta(config),
                 rope_scaling=read_rope_scaling(config, self.path),
@@ -313,6 +316,14 @@ class HuggingFaceSource:
     def sha256(self) -> str:
         files = sorted(self.path.glob("*.safetensors")) or sorted(self.path.glob("pytorch_model*.bin"))
         return hash_files(files)
+
+
+def read_max_len(config: dict[str, Any]) -> int:
+    """The context. Within a sliding window attention is the full one, so a model that slides ends there."""
+    longest = int(config.get("max_position_embeddings", 2048))
+    window = config.get("sliding_window")
+    slides = bool(window) and config.get("use_sliding_window", True)
+    return min(longest, int(window)) if slides else longest
 
 
 def read_rope_theta(config: dict[str, Any]) -> float:
