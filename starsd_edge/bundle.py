@@ -4,8 +4,8 @@
     model.onnx       the graph; model.data its weights
     tokenizer.json   for the `tokenizers` package
 
-Opening a bundle reads the manifest and checks that the files are there with their sizes; `verify` hashes
-them.
+Opening a bundle reads the manifest, which carries its own hash, and checks that the files are there with
+their sizes; `verify` hashes them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = [
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1  # raised when a reader of the older format would misread the newer
 NO_SCALES = -1
+NO_DIGEST = '"digest": ""'  # cannot occur elsewhere: quotes inside JSON strings are escaped
 READ_BLOCK_BYTES = 1 << 22
 
 
@@ -149,7 +150,9 @@ class Manifest:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+        """The file's text. Its last entry is the sha256 of the text with that entry empty."""
+        text = json.dumps(dataclasses.asdict(self) | {"digest": ""}, indent=1, ensure_ascii=False) + "\n"
+        return text.replace(NO_DIGEST, f'"digest": "{text_sha256(text)}"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,8 @@ class Bundle:
         if not file.exists():
             raise BundleError(f"{path}: not a bundle (no {MANIFEST_NAME}); make one with 'starsd export'")
         try:
-            raw = json.loads(file.read_text("utf-8"))
+            text = file.read_text("utf-8")
+            raw = json.loads(text)
         except (ValueError, UnicodeDecodeError) as error:
             raise BundleError(f"{file}: damaged ({error}); export the bundle again") from error
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -181,6 +185,9 @@ class Bundle:
             raise BundleError(f"{file}: {error}; export the bundle again") from error
         bundle = cls(path, manifest)
         bundle.check_sizes()
+        digest = raw.get("digest")
+        if text_sha256(text.replace(f'"digest": "{digest}"', NO_DIGEST)) != digest:
+            raise BundleError(f"{file}: damaged, or of an older version; export or copy the bundle again")
         return bundle
 
     @property
@@ -245,6 +252,10 @@ class Bundle:
             return np.memmap(self.path / entry.file, np.dtype(entry.dtype), "r", entry.offset, entry.shape)
         except (ValueError, TypeError, OSError) as error:
             raise BundleError(f"{self.path}: cannot map a tensor of {entry.file} ({error})") from error
+
+
+def text_sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from starsd_edge.bundle import Bundle
+from starsd_edge.decoding.decoder import GUARD_PER_NOISE
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import MissingDependencyError
 from starsd_jetson import embedded
@@ -37,6 +38,9 @@ class TargetSpeed:
     first_token_s            a prompt of PROMPT_TOKENS, from an empty cache
     load_to_first_token_s    the same, with loading the bundle before it
     kv_bytes_copied_per_step past rows that a plain step moved; growing the cache is counted apart
+    noise                    largest logit difference between a tree and plain steps; 0 when bitwise
+    guard_rate               share of the plain steps' choices that a tree could not be trusted with: each
+                             costs a plain step more when it comes up in a tree
     peer_tokens_per_s        llama.cpp, 0 when it was not asked for
     """
 
@@ -51,6 +55,9 @@ class TargetSpeed:
     kv_bytes_copied_by_growth: int
     peak_memory_bytes: int
     bitwise: bool
+    exact_tree: bool
+    noise: float
+    guard_rate: float
     peer_tokens_per_s: float = 0.0
 
     @property
@@ -66,6 +73,7 @@ def measure(bundle: Bundle, threads: int, peer: Callable[[], float] | None = Non
     target.prefill(probe_tokens(target, PROMPT_TOKENS))
     load_to_first_token_s = time.perf_counter() - start
     ours, theirs, first = [], [], []
+    margins: list[float] = []
     copied = 0
     for _ in range(ROUNDS):
         target.truncate(0)
@@ -74,11 +82,12 @@ def measure(bundle: Bundle, threads: int, peer: Callable[[], float] | None = Non
         first.append(time.perf_counter() - start)
         target.cache.reserve(PROMPT_TOKENS + STEPS)
         before = target.cache.moved_bytes
-        ours.append(plain_steps(target))
+        ours.append(plain_steps(target, margins))
         copied += target.cache.moved_bytes - before
         if peer is not None:
             theirs.append(peer())
     curve = measure_costs(target)
+    invariance = target.spec.invariance
     return TargetSpeed(
         bundle=str(bundle.path),
         quantisation=bundle.manifest.quantisation,
@@ -90,20 +99,27 @@ def measure(bundle: Bundle, threads: int, peer: Callable[[], float] | None = Non
         kv_bytes_copied_per_step=copied / (ROUNDS * STEPS),
         kv_bytes_copied_by_growth=target.cache.grown_bytes,
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        bitwise=target.spec.invariance.bitwise,
+        bitwise=invariance.bitwise,
+        exact_tree=invariance.exact_tree,
+        noise=invariance.noise,
+        guard_rate=float(np.mean(np.array(margins) < GUARD_PER_NOISE * invariance.noise)),
         peer_tokens_per_s=STEPS / float(np.median(theirs)) if theirs else 0.0,
     )
 
 
-def plain_steps(target: OnnxTarget) -> float:
-    """Seconds of STEPS greedy steps, the choice of the token included."""
+def plain_steps(target: OnnxTarget, margins: list[float]) -> float:
+    """Seconds of STEPS greedy steps, the choice of the token included; adds by how much each was chosen."""
     token = 1
+    seen = []
     start = time.perf_counter()
     for _ in range(STEPS):
         out = target.forward(DraftTree.root_only(token, target.kv_len + 1))
         target.keep([0])
         token = int(out.logits[0].argmax())
-    return time.perf_counter() - start
+        seen.append(out.logits[0])
+    seconds = time.perf_counter() - start
+    margins += [float(np.ptp(np.partition(logits, -2)[-2:])) for logits in seen]
+    return seconds
 
 
 def llama_cpp(gguf: Path, threads: int) -> Callable[[], float]:
@@ -163,23 +179,34 @@ def command(
 
 
 def table(speeds: list[TargetSpeed]) -> Table:
-    sizes = list(speeds[0].costs_s)
+    """A column a number of threads."""
     out = Table(title=f"{speeds[0].bundle} ({speeds[0].quantisation})")
-    for title in ("threads", "tokens/s", "first token ms", "load s", "peak MB", "KV bytes/step", "exact"):
-        out.add_column(title, justify="right")
-    for size in sizes:
-        out.add_column(f"n={size} ms", justify="right")
-    out.add_column("peer tokens/s", justify="right")
+    out.add_column("threads")
     for speed in speeds:
-        out.add_row(
-            str(speed.threads),
-            f"{speed.plain_tokens_per_s:.1f}",
-            f"{speed.first_token_s * 1e3:.0f}",
-            f"{speed.load_to_first_token_s:.2f}",
-            f"{speed.peak_memory_bytes / 1e6:.0f}",
-            f"{speed.kv_bytes_copied_per_step:.0f}",
-            "yes" if speed.bitwise else "no",
-            *(f"{speed.costs_s[size] * 1e3:.1f}" for size in sizes),
-            f"{speed.peer_tokens_per_s:.1f}" if speed.peer_tokens_per_s else "-",
-        )
+        out.add_column(str(speed.threads), justify="right")
+    columns = [lines(speed) for speed in speeds]
+    for label in columns[0]:
+        out.add_row(label, *(column[label] for column in columns))
     return out
+
+
+def lines(speed: TargetSpeed) -> dict[str, str]:
+    costs = {f"{size} rows, ms": f"{seconds * 1e3:.1f}" for size, seconds in speed.costs_s.items()}
+    return {
+        "plain tokens/s": f"{speed.plain_tokens_per_s:.1f}",
+        f"first token after {PROMPT_TOKENS}, ms": f"{speed.first_token_s * 1e3:.0f}",
+        "load to first token, s": f"{speed.load_to_first_token_s:.2f}",
+        **costs,
+        "KV bytes copied a step": f"{speed.kv_bytes_copied_per_step:.0f}",
+        "peak memory, MB": f"{speed.peak_memory_bytes / 1e6:.0f}",
+        "trees against plain steps": exactness(speed),
+        "peer tokens/s": f"{speed.peer_tokens_per_s:.1f}" if speed.peer_tokens_per_s else "-",
+    }
+
+
+def exactness(speed: TargetSpeed) -> str:
+    if speed.bitwise:
+        return "same bits"
+    if speed.exact_tree:
+        return f"noise {speed.noise:.2g}, {speed.guard_rate:.0%} guarded"
+    return f"noise {speed.noise:.2g}: plain only"

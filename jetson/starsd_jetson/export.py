@@ -44,7 +44,7 @@ QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
 SUPPORTED = {"onnxruntime": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "fp16", "int4")}
 DATA_NAME = "model.data"
 NO_TEMPLATE = "none"
-EXPORTER = 2  # raised when the same source gives another graph or other weights
+EXPORTER = 4  # raised when the same source gives another graph or other weights
 OPSET = 21  # ONNX Runtime >= 1.20
 STANDARD_OPSET = 17  # the newest that TensorRT 8.5 documents
 INT4_OPSET = 21  # blocked DequantizeLinear of INT4 came with it; TensorRT >= 10
@@ -54,7 +54,7 @@ BYTES_PER_WEIGHT = {
     "fp16": 2.0,
     "int8": 1.0,
     "int4": 0.63,
-}  # int4: block of 32 with scale and zero
+}  # int4: the smallest block, 32, with scale and zero
 
 Progress = Callable[[int, int], None]
 

@@ -1,7 +1,7 @@
 """Keys and values of one context, in place: the graph writes new rows, nothing old is copied.
 
-Each layer has keys [n_kv, C, dim] and values [n_kv, C, dim + 1] (a column of ones beside them). Capacity C
-is a multiple of KV_BLOCK and grows by that much, so attention never runs over many more rows than there are.
+Each layer has keys [n_kv, C, dim] and values [n_kv, C, dim + 1] (a column of ones beside them). Attention
+runs over all of the capacity C, so C grows in small steps.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import numpy as np
 
 from starsd_edge.types import Float32Array
 
-__all__ = ["KV_BLOCK", "KvCache"]
+__all__ = ["KV_BLOCK", "GROWTH_ROWS", "KvCache"]
 
 # Attention sums keys in blocks of at least this many (MLAS packs at most 128 deep for narrow products).
 KV_BLOCK = 128
+# Rows read in vain against rows copied: few at a time while there are few, a share of what is there later, so
+# that a step's part of the copies stays below GROWTH_SHARE rows however long the text becomes.
+GROWTH_ROWS = 32
+GROWTH_SHARE = 16
 
 
 class KvCache:
@@ -31,7 +35,7 @@ class KvCache:
         self.num_kv_heads = num_kv_heads
         self.length = 0
         self.moved_bytes = self.grown_bytes = 0
-        self.capacity = KV_BLOCK
+        self.capacity = GROWTH_ROWS
         self.buffers = {name: self.allocate(width) for name, width in self.widths.items()}
 
     def allocate(self, width: int) -> Float32Array:
@@ -42,7 +46,8 @@ class KvCache:
         """Make room for `rows` rows; True when the buffers are new ones and must be bound again."""
         if rows <= self.capacity:
             return False
-        self.capacity = -(-rows // KV_BLOCK) * KV_BLOCK
+        wanted = max(rows, self.capacity + self.capacity // GROWTH_SHARE)
+        self.capacity = -(-wanted // GROWTH_ROWS) * GROWTH_ROWS
         for name, width in self.widths.items():
             grown = self.allocate(width)
             grown[:, : self.length] = self.buffers[name][:, : self.length]

@@ -13,6 +13,9 @@ from starsd_edge.extras import install_hint
 
 __all__ = ["import_onnxruntime", "open_session", "share"]
 
+# The graphs keep their cache in the process's memory and are exact on a CPU only: no other is taken silently.
+PROVIDER = "CPUExecutionProvider"
+
 
 def share(array: NDArray[Any]) -> Any:
     """The array as ONNX Runtime's value, over the same memory."""
@@ -29,11 +32,15 @@ def open_session(graph: Path, threads: int | None) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     try:
-        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(graph), options, providers=[PROVIDER])
     except Exception as error:  # its exceptions share no public base class
         raise BundleError(
             f"{graph}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}"
         ) from error
+    if session.get_providers() != [PROVIDER]:
+        found = ", ".join(session.get_providers())
+        raise BundleError(f"{graph}: ONNX Runtime {ort.__version__} runs it on {found}, not on {PROVIDER}")
+    return session
 
 
 def first_line(error: Exception) -> str:

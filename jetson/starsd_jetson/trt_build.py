@@ -17,7 +17,15 @@ from starsd_edge.errors import BundleError, MissingDependencyError, ResourceErro
 from starsd_jetson.context import MAX_TREE_SIZE
 from starsd_jetson.trt_plan import explain
 
-__all__ = ["PREFILL_ROWS", "ROW_BOUNDS", "build_engine", "build_plan", "check_room", "import_tensorrt"]
+__all__ = [
+    "PREFILL_ROWS",
+    "ROW_BOUNDS",
+    "build_engine",
+    "build_plan",
+    "check_room",
+    "collecting_logger",
+    "import_tensorrt",
+]
 
 PREFILL_ROWS = 256
 # (fewest, typical, most) rows of the three profiles: a plain step, a tree, a piece of the prompt.
@@ -25,6 +33,8 @@ ROW_BOUNDS = ((1, 1, 1), (2, 8, MAX_TREE_SIZE), (2, PREFILL_ROWS, PREFILL_ROWS))
 TYPICAL_PAST = 512
 DISK_FACTOR = 2.5  # of the weights: graph, engine, timing cache, temporaries
 MEMORY_FACTOR = 3.0  # of the weights, while building
+WORKSPACE_SHARE = 0.25  # of the free memory, for the builder's trials; the rest is for weights and tactics
+TIMING_CACHE = "timing.cache"  # beside the engines: a second build of the same layers skips their trials
 PER_ROW_INPUTS = ("tokens", "positions")
 
 
@@ -34,7 +44,7 @@ def build_engine(trt: Any, bundle: Bundle, out: Path) -> None:
     Raises ResourceError when memory or disk can't do, BundleError with TensorRT's reason when it refuses.
     """
     check_room(bundle, out.parent)
-    plan = build_plan(trt, bundle)
+    plan = build_plan(trt, bundle, out.with_name(TIMING_CACHE))
     part = out.with_suffix(f".part-{os.getpid()}")
     try:
         with part.open("wb") as file:
@@ -49,8 +59,8 @@ def build_engine(trt: Any, bundle: Bundle, out: Path) -> None:
             part.unlink()
 
 
-def build_plan(trt: Any, bundle: Bundle) -> Any:
-    """The serialized engine, in memory."""
+def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None) -> Any:
+    """The serialized engine, in memory. `timings` keeps what the builder measured for the next build."""
     logger = collecting_logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(network_flags(trt))
@@ -59,12 +69,37 @@ def build_plan(trt: Any, bundle: Bundle) -> Any:
         errors = "\n".join(str(parser.get_error(index)) for index in range(parser.num_errors))
         raise BundleError(f"{bundle.path}: TensorRT {trt.__version__} refuses the graph: {explain(errors)}")
     config = builder.create_builder_config()
+    workspace = int(WORKSPACE_SHARE * available_memory())
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
+    cache = use_timings(config, timings)
     for bounds in ROW_BOUNDS:
         config.add_optimization_profile(profile(builder, network, bounds, bundle.manifest.max_len))
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BundleError(f"{bundle.path}: TensorRT cannot build it: {explain(logger.text())}")
+    if cache is not None and timings is not None:
+        keep_timings(cache, timings)
     return plan
+
+
+def use_timings(config: Any, path: Path | None) -> Any:
+    """The builder's timing cache, filled from an earlier build; None where this TensorRT has none. One from
+    another device or version is refused by TensorRT, and an empty one is used."""
+    if path is None or not hasattr(config, "create_timing_cache"):
+        return None
+    cache = config.create_timing_cache(path.read_bytes() if path.exists() else b"")
+    if cache is None or not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    return cache
+
+
+def keep_timings(cache: Any, path: Path) -> None:
+    """Best effort: without it the next build only takes longer."""
+    part = path.with_suffix(f".part-{os.getpid()}")
+    with contextlib.suppress(OSError):
+        part.write_bytes(bytes(cache.serialize()))
+        part.replace(path)
 
 
 def profile(builder: Any, network: Any, rows: tuple[int, int, int], max_len: int) -> Any:

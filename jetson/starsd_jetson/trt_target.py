@@ -24,8 +24,8 @@ from starsd_edge.types import BoolArray, TokenArray
 from starsd_jetson.calibrate import measure_invariance
 from starsd_jetson.context import MAX_TREE_SIZE, ContextTarget
 from starsd_jetson.cuda import Cuda, DeviceBuffer
-from starsd_jetson.trt_build import PREFILL_ROWS, build_engine, import_tensorrt
-from starsd_jetson.trt_plan import HEADER_BYTES, EngineKey, read_header
+from starsd_jetson.trt_build import PREFILL_ROWS, build_engine, collecting_logger, import_tensorrt
+from starsd_jetson.trt_plan import HEADER_BYTES, EngineKey, explain, read_header
 
 __all__ = ["DeviceCache", "TrtTarget", "ready_engine"]
 
@@ -158,9 +158,10 @@ def open_session(bundle: Bundle) -> TrtSession:
     trt = import_tensorrt()
     data = path.read_bytes()
     read_header(data[:HEADER_BYTES])
-    engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(data)
+    logger = collecting_logger(trt)
+    engine = trt.Runtime(logger).deserialize_cuda_engine(data)
     if engine is None:
-        raise BundleError(f"{path}: TensorRT cannot load this engine; delete it, it is built again")
+        raise BundleError(f"{path}: {explain(logger.text())}")
     return TrtSession(cuda, engine)
 
 

@@ -89,7 +89,7 @@ def test_embedding_and_head_are_read_whatever_their_layout(folder: Path) -> None
     np.testing.assert_array_equal(bundle.lm_head(np.array([2, 0])), expected[[2, 0]])
 
 
-@pytest.mark.parametrize("name", ["model.data", "model.onnx"])
+@pytest.mark.parametrize("name", ["model.data", "model.onnx", MANIFEST_NAME])
 def test_a_changed_byte_anywhere_is_found(folder: Path, name: str) -> None:
     Bundle.open(folder).verify()
     original = (folder / name).read_bytes()
@@ -97,7 +97,7 @@ def test_a_changed_byte_anywhere_is_found(folder: Path, name: str) -> None:
         changed = bytearray(original)
         changed[index] ^= 1
         (folder / name).write_bytes(changed)
-        with pytest.raises(BundleError, match=f"{name} is damaged"):
+        with pytest.raises(BundleError):
             Bundle.open(folder).verify()
 
 

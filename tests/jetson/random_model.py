@@ -1,4 +1,4 @@
-"""A Hugging Face folder of random float16 weights in any Llama shape, written tensor by tensor.
+"""A Hugging Face folder of random float16 weights in any Llama shape, in shards as published ones come.
 
     python tests/jetson/random_model.py FOLDER [layers]      a Vicuna-7B shape; 32 layers are 13.5 GB
 
@@ -31,7 +31,11 @@ VICUNA_7B = {
 }
 
 
-def tensors(config: dict[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+SHARD_BYTES = 2_000_000_000
+Entry = tuple[str, tuple[int, ...]]
+
+
+def tensors(config: dict[str, int]) -> Iterator[Entry]:
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     kv = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -56,17 +60,35 @@ def write_random_model(folder: Path, config: dict[str, int]) -> None:
     tokenizer = Tokenizer(WordLevel(tokens, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
+    rng = np.random.default_rng(0)
+    pool = (rng.standard_normal(1 << 22, np.float32) * 0.02).astype(np.float16)
+    shards = split_into_shards(list(tensors(config)))
+    for number, shard in enumerate(shards, 1):
+        write_shard(folder / f"model-{number:05}-of-{len(shards):05}.safetensors", shard, rng, pool)
+
+
+def split_into_shards(entries: list[Entry]) -> list[list[Entry]]:
+    shards: list[list[Entry]] = [[]]
+    size = 0
+    for name, shape in entries:
+        if size > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append((name, shape))
+        size += 2 * int(np.prod(shape))
+    return shards
+
+
+def write_shard(path: Path, entries: list[Entry], rng: np.random.Generator, pool: np.ndarray) -> None:
     header, offset = {}, 0
-    for name, shape in tensors(config):
+    for name, shape in entries:
         size = 2 * int(np.prod(shape))
         header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     encoded = json.dumps(header).encode()
-    rng = np.random.default_rng(0)
-    pool = (rng.standard_normal(1 << 22, np.float32) * 0.02).astype(np.float16)
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for _, shape in tensors(config):
+        for _, shape in entries:
             if len(shape) == 1:
                 file.write(np.ones(shape, np.float16).tobytes())
                 continue

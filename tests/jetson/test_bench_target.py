@@ -21,6 +21,7 @@ def test_a_step_copies_nothing_of_the_past(tiny: Callable[[str], Any], tmp_path:
     assert speed.kv_bytes_copied_per_step == 0
     assert speed.kv_bytes_copied_by_growth > 0
     assert speed.bitwise
+    assert (speed.noise, speed.guard_rate) == (0.0, 0.0)
     assert set(speed.costs_s) == {1, 2, 4, 8, 16, 32, 64}
     assert speed.peer_tokens_per_s == bench_target.STEPS / 2.0
     assert speed.ratio == pytest.approx(speed.plain_tokens_per_s / speed.peer_tokens_per_s)

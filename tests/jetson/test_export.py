@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from starsd_edge.bundle import Bundle
@@ -144,3 +145,20 @@ def test_a_cut_weight_file_is_named(tiny: Callable[[str], Any], tmp_path: Path) 
     assert done.returncode == BundleError.exit_code
     assert "model.safetensors: cut short" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "model.data", "tokenizer.json"])
+def test_a_changed_byte_anywhere_is_found(
+    name: str, tiny: Callable[[str], Any], rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Eight places of each file, its first and last byte among them."""
+    bundle = export(tiny("llama grouped").folder, tmp_path / "bundle", ExportSettings())
+    file = bundle.path / name
+    whole = file.read_bytes()
+    places = [0, len(whole) - 1, *rng.integers(0, len(whole), 6).tolist()]
+    for place in places:
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x15]) + whole[place + 1 :])
+        with pytest.raises(BundleError):
+            Bundle.open(bundle.path).verify()
+    file.write_bytes(whole)
+    Bundle.open(bundle.path).verify()

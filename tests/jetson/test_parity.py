@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.tree import DraftTree
+from starsd_jetson import embedded
+from starsd_jetson.graph.sources import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES
+from starsd_jetson.onnx_target import OnnxTarget
 
 FAMILIES = [
     "llama grouped",
@@ -101,3 +105,58 @@ def test_features_of_three_layers_are_the_inputs_of_those_layers(
     expected = np.concatenate([hidden[layer][0].numpy() for layer in layers], axis=1)
     assert target.spec.feature_size == expected.shape[1]
     np.testing.assert_allclose(target.prefill(prompt).features, expected, atol=TOLERANCE)
+
+
+def read_embedded() -> Any:
+    """The embedded model in transformers, read from its file without our reader."""
+    import gguf
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(embedded.gguf_path()).tensors}
+    layers, heads, kv_heads = 30, 9, 3
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+    )
+    names = {ours: theirs for ours, theirs in GGUF_MODEL_NAMES.items() if theirs in tensors}
+    for layer in range(layers):
+        for ours, theirs in GGUF_LAYER_NAMES.items():
+            if f"blk.{layer}.{theirs}" in tensors:
+                names[f"model.layers.{layer}.{ours}"] = f"blk.{layer}.{theirs}"
+    state = {}
+    for ours, theirs in names.items():
+        values = gguf.quants.dequantize(tensors[theirs].data, tensors[theirs].tensor_type)
+        for part, count in (("q_proj", heads), ("k_proj", kv_heads)):
+            if part in ours:  # its rotary pairs are interleaved
+                values = values.reshape(count, 32, 2, 576).transpose(0, 2, 1, 3).reshape(-1, 576)
+        state[ours] = torch.from_numpy(np.ascontiguousarray(values))
+    model = LlamaForCausalLM(config)
+    missing = model.load_state_dict(state, strict=False).missing_keys
+    assert missing in ([], ["lm_head.weight"])  # which is the embedding
+    return model.eval()
+
+
+@pytest.mark.model
+def test_the_embedded_model_is_the_one_that_transformers_runs(rng: np.random.Generator) -> None:
+    target = OnnxTarget.load(Bundle.open(embedded.bundle_path("fp32")), 2)
+    model = read_embedded()
+    prompt = rng.integers(3, 49000, 24).astype(np.int32)
+    tolerance = 2e-3  # thirty layers, and logits of up to 30
+    found = target.prefill(prompt)
+    logits, features = reference(model, prompt.tolist())
+    np.testing.assert_allclose(found.logits[0], logits[-1], atol=tolerance)
+    np.testing.assert_allclose(found.features, features, atol=tolerance)
+    tree = random_tree(rng, 6, len(prompt) + 1)
+    out = target.forward(tree)
+    for node in (3, 5):
+        path = tree.path(node)
+        logits, _ = reference(model, [*prompt.tolist(), *tree.tokens[path].tolist()])
+        np.testing.assert_allclose(out.logits[node], logits[-1], atol=tolerance)

@@ -1,4 +1,4 @@
-"""The exporter's own forward, and the smoothing that it steers."""
+"""The exporter's own forward, and the rescaling that it steers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.layer import LayerPeaks, read_layer, smooth
+from starsd_jetson.graph.layer import LayerActivations, protect, read_layer, smooth
 from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.sources import open_source
 
 
-def run(source: Any, tokens: np.ndarray, change: Callable[[Any, LayerPeaks], Any]) -> Float32Array:
+def run(source: Any, tokens: np.ndarray, change: Callable[[Any, LayerActivations], Any]) -> Float32Array:
     """Logits of every token; `change` may rewrite each layer's weights before it runs."""
     reference = ReferenceRun(source.shape, tokens.astype(np.int32), 0)
     probe = ReferenceRun(source.shape, tokens.astype(np.int32), len(tokens))
@@ -35,11 +35,13 @@ def run(source: Any, tokens: np.ndarray, change: Callable[[Any, LayerPeaks], Any
 def test_the_reference_is_the_source(
     family: str, tiny: Callable[[str], Any], rng: np.random.Generator
 ) -> None:
-    """Plain and smoothed: smoothing moves factors between weights and changes nothing else."""
+    """Plain and rescaled: rescaling moves factors between weights and changes nothing else."""
     model = tiny(family)
     tokens = rng.integers(3, 150, 30)
     with torch.no_grad():
         expected = model.reference(torch.tensor([tokens.tolist()])).logits[0].numpy()
     source = open_source(model.folder)
     np.testing.assert_allclose(run(source, tokens, lambda weights, peaks: weights), expected, atol=2e-4)
-    np.testing.assert_allclose(run(source, tokens, smooth), expected, atol=5e-4)
+    for change in (smooth, protect):
+        found = run(source, tokens, lambda weights, seen, change=change: change(weights, seen).weights)
+        np.testing.assert_allclose(found, expected, atol=5e-4)

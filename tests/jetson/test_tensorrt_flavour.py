@@ -13,7 +13,7 @@ import pytest
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import UsageError
 from starsd_jetson.export import ExportSettings, export
-from starsd_jetson.graph.standard_ops import STANDARD_OPERATORS, int4_block
+from starsd_jetson.graph.standard_ops import STANDARD_OPERATORS
 from starsd_jetson.standard_target import StandardTarget
 
 
@@ -88,9 +88,3 @@ def test_the_graph_holds_to_the_whitelist(
 def test_what_tensorrt_cannot_have_is_refused(tiny: Callable[[str], Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no int8 for tensorrt; choose one of fp32, fp16, int4"):
         load(tiny("llama grouped"), tmp_path / "bundle", "int8")
-
-
-def test_int4_takes_the_largest_block_that_divides() -> None:
-    assert [int4_block(inputs) for inputs in (4096, 576, 96)] == [128, 64, 32]
-    with pytest.raises(ValueError, match="multiple of 32"):
-        int4_block(100)

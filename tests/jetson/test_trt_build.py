@@ -73,6 +73,53 @@ def test_an_engine_is_kept_under_everything_it_depends_on() -> None:
             "not enough GPU memory",
             "Requested amount of GPU memory (1073741824 bytes) could not be allocated.",
         ),
+        (
+            "built by another TensorRT",
+            "Error Code 1: Serialization (Serialization assertion stdVersionRead == "
+            "serializationVersion failed.Version tag does not match. Note: Current "
+            "Version: 232, Serialized Engine Version: 213)",
+        ),
+        (
+            "built by another TensorRT",
+            "[stdArchiveReader.cpp::StdArchiveReader::35] Error Code 1: Serialization (Serialization "
+            "assertion safeVersionRead == safeSerializationVersion failed.Version tag does not match.)",
+        ),
+        (
+            "no engine of this TensorRT",
+            "Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed.Trying to load an engine "
+            "created with incompatible serialization version (0).",
+        ),
+        (
+            "another kind of GPU",
+            "Using an engine plan file across different models of devices is not recommended and is likely "
+            "to affect performance or even cause errors.",
+        ),
+        (
+            "cannot load the engine",
+            "4: [runtime.cpp::deserializeCudaEngine::50] Error Code 4: Internal Error (Engine "
+            "deserialization failed.)",
+        ),
+        (
+            "cannot load the engine",
+            "AttributeError: 'NoneType' object has no attribute 'create_execution_context'",
+        ),
+        ("not enough GPU memory", "[TRT] [E] 2: [virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory"),
+        ("not enough GPU memory", "NvMapMemHandleAlloc: error 0"),
+        ("not enough GPU memory", "cudaMalloc failed: out of memory"),
+        ("no code for this board", "CUDA failure 209: cudaErrorNoKernelImageForDevice"),
+        ("groups video and render", "cuInit(0)=999"),
+        ("groups video and render", "cudaGetDeviceCount returned 100 -> no CUDA-capable device is detected"),
+        ("apt install python3-libnvinfer", "ModuleNotFoundError: No module named 'tensorrt'"),
+        (
+            "apt install python3-libnvinfer",
+            "ImportError: libnvonnxparser.so.11: cannot open shared object file: No such file or directory",
+        ),
+        ("nvidia-jetpack", "/usr/src/tensorrt/bin/trtexec: No such file or directory"),
+        (
+            "this is a bug",
+            "4: Network has dynamic or shape inputs, but no optimization profile has been defined.",
+        ),
+        ("symmetric int4 only", "TensorRT only supports symmetric quantization"),
         ("not enough GPU memory", "NvMapMemAllocInternalTagged: 1075072515 error 12"),
         ("groups video and render", "NvRmMemInitNvmap failed with Permission denied"),
         ("no NVIDIA driver", "cudaError 35: CUDA driver version is insufficient for CUDA runtime version"),

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.layer import LayerWeights, read_layer, smooth
+from starsd_jetson.graph.layer import LayerInputs, LayerWeights, protect, read_layer, smooth
 from starsd_jetson.graph.ops import Ops
 from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.sources import WeightSource
@@ -25,7 +25,7 @@ __all__ = ["build_llama"]
 Progress = Callable[[int, int], None]
 # Smallest number of float16: an all-zero token row would make 0 / 0 of its quantisation, this one makes ~0.
 TINY = np.float32(6e-8)
-SMOOTHED = ("int8", "int4")  # quantisations that rescaling helps
+RESCALED = {"int8": smooth, "int4": protect}  # what prepares the weights of a layer
 
 
 def build_llama(
@@ -57,13 +57,16 @@ def build_llama(
     taps = []
     for index in range(shape.num_layers):
         weights = read_layer(source, index)
+        importance: LayerInputs | None = None  # of the inputs: not known
         if reference is not None:
-            peaks = reference.layer(weights)
-            weights = smooth(weights, peaks) if ops.quant in SMOOTHED else weights
-        x, pending = layer(ops, x, pending, weights, index, shared)
+            seen = reference.layer(weights)
+            if ops.quant in RESCALED:
+                rescaled = RESCALED[ops.quant](weights, seen)
+                weights, importance = rescaled.weights, rescaled.mean_square
+        x, pending = layer(ops, x, pending, weights, importance, index, shared)
         if index in feature_layers:
             taps.append(x)
-        x, pending = mlp(ops, x, pending, weights, index)
+        x, pending = mlp(ops, x, pending, weights, importance, index)
         progress(index + 1, shape.num_layers)
 
     gain = source.tensor("model.norm.weight")
@@ -84,19 +87,33 @@ def embed(ops: Ops, tokens: str, table: Float32Array) -> str:
     return ops.embed(tokens, np.where(np.any(table, axis=1, keepdims=True), table, TINY))
 
 
-def layer(ops: Ops, x: str, pending: str, weights: LayerWeights, index: int, shared: Any) -> tuple[str, str]:
+def layer(
+    ops: Ops,
+    x: str,
+    pending: str,
+    weights: LayerWeights,
+    importance: LayerInputs | None,
+    index: int,
+    shared: Any,
+) -> tuple[str, str]:
     """The attention block: (input of the layer, what the block adds to it)."""
     h, x = next_norm(ops, x, pending, f"layers.{index}.input_norm", weights.input_norm)
-    qkv = ops.linear(h, f"layers.{index}.qkv", fused_qkv(ops, weights), fused_bias(ops, weights))
+    bias = fused_bias(ops, weights)
+    qkv = ops.linear(h, f"layers.{index}.qkv", fused_qkv(ops, weights), bias, importance and importance.qkv)
     mixed = ops.attention(qkv, index, shared, head_gains(ops, weights, index))
-    return x, ops.linear(mixed, f"layers.{index}.o", weights.o)
+    return x, ops.linear(mixed, f"layers.{index}.o", weights.o, importance=importance and importance.o)
 
 
-def mlp(ops: Ops, x: str, pending: str, weights: LayerWeights, index: int) -> tuple[str, str]:
+def mlp(
+    ops: Ops, x: str, pending: str, weights: LayerWeights, importance: LayerInputs | None, index: int
+) -> tuple[str, str]:
     """The feed-forward block: (its input, what it adds to it)."""
     h, x = next_norm(ops, x, pending, f"layers.{index}.post_norm", weights.post_norm)
-    gate_up = ops.linear(h, f"layers.{index}.gate_up", np.concatenate([weights.gate, weights.up]))
-    return x, ops.linear(ops.gated(gate_up), f"layers.{index}.down", weights.down)
+    both = np.concatenate([weights.gate, weights.up])
+    gate_up = ops.linear(h, f"layers.{index}.gate_up", both, importance=importance and importance.gate_up)
+    return x, ops.linear(
+        ops.gated(gate_up), f"layers.{index}.down", weights.down, importance=importance and importance.down
+    )
 
 
 def next_norm(ops: Ops, x: str, pending: str, name: str, gain: Float32Array) -> tuple[str, str]:

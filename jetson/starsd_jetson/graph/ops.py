@@ -17,13 +17,14 @@ from onnx import TensorProto
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.attention import AttentionInputs, attention, attention_inputs
 from starsd_jetson.graph.builder import CONTRIB, GraphBuilder
-from starsd_jetson.graph.quantize import INT4_BLOCK, int4_blocks, int8_columns
+from starsd_jetson.graph.quantize import int4_block, int4_blocks, int8_columns
 from starsd_jetson.graph.shape import ModelShape
 
 __all__ = ["LINEAR_KINDS", "Ops", "OnnxRuntimeOps"]
 
 UINT8_MIDDLE = 128  # zero point of activations: x / absmax in [-1, 1] becomes 1..255
 INT8_MAX = 127
+Importance = Float32Array | None
 
 
 class Ops(Protocol):
@@ -35,7 +36,14 @@ class Ops(Protocol):
     index: int  # element type of tokens and rows
     element: int  # element type of features
 
-    def linear(self, x: str, name: str, weight: Float32Array, bias: Float32Array | None = None) -> str: ...
+    def linear(
+        self,
+        x: str,
+        name: str,
+        weight: Float32Array,
+        bias: Float32Array | None = None,
+        importance: Float32Array | None = None,
+    ) -> str: ...
     def head(self, x: str, weight: Float32Array) -> str: ...
     def embed(self, tokens: str, table: Float32Array) -> str: ...
     def gain(self, name: str, values: Float32Array) -> str: ...
@@ -62,20 +70,27 @@ class OnnxRuntimeOps:
     def head(self, x: str, weight: Float32Array) -> str:
         """The LM head, never below int8: its rounding goes straight into the logits."""
         kind = "int8" if self.quant == "int4" else self.quant
-        return LINEAR_KINDS[kind](self, x, "head", weight)
+        return LINEAR_KINDS[kind](self, x, "head", weight, None)
 
-    def linear(self, x: str, name: str, weight: Float32Array, bias: Float32Array | None = None) -> str:
-        """[n, in] -> [n, out] for weight [out, in]."""
-        y = LINEAR_KINDS[self.quant](self, x, name, weight)
+    def linear(
+        self,
+        x: str,
+        name: str,
+        weight: Float32Array,
+        bias: Float32Array | None = None,
+        importance: Float32Array | None = None,
+    ) -> str:
+        """[n, in] -> [n, out] for weight [out, in]; importance as in graph/quantize.py."""
+        y = LINEAR_KINDS[self.quant](self, x, name, weight, importance)
         if bias is not None:
             y = self.graph.op("Add", y, self.graph.weight(f"{name}.bias", bias))
         return y
 
-    def float_linear(self, x: str, name: str, weight: Float32Array) -> str:
+    def float_linear(self, x: str, name: str, weight: Float32Array, importance: Importance) -> str:
         """Packed at load, every row summed in the same order whatever n is."""
         return self.graph.op("MatMul", x, self.graph.weight(name, np.ascontiguousarray(weight.T)))
 
-    def int8_linear(self, x: str, name: str, weight: Float32Array) -> str:
+    def int8_linear(self, x: str, name: str, weight: Float32Array, importance: Importance) -> str:
         """Activations quantised row by row, then an exact integer product: nothing to round differently."""
         g = self.graph
         packed = int8_columns(weight)
@@ -94,9 +109,9 @@ class OnnxRuntimeOps:
         )
         return g.op("Mul", product, peak)
 
-    def int4_linear(self, x: str, name: str, weight: Float32Array) -> str:
+    def int4_linear(self, x: str, name: str, weight: Float32Array, importance: Importance) -> str:
         g = self.graph
-        packed = int4_blocks(weight)
+        packed = int4_blocks(weight, int4_block(weight.shape[1]), importance)
         return g.op(
             "MatMulNBits",
             x,
@@ -107,7 +122,7 @@ class OnnxRuntimeOps:
             K=weight.shape[1],
             N=weight.shape[0],
             bits=4,
-            block_size=INT4_BLOCK,
+            block_size=packed.block,
             accuracy_level=4,  # int8 activations: several times faster than float on a CPU
         )
 
@@ -158,7 +173,7 @@ class OnnxRuntimeOps:
         return self.graph.op("Mul", self.graph.op("QuickGelu", gate, domain=CONTRIB, alpha=1.0), up)
 
 
-LinearKind = Callable[[OnnxRuntimeOps, str, str, Float32Array], str]
+LinearKind = Callable[[OnnxRuntimeOps, str, str, Float32Array, Importance], str]
 LINEAR_KINDS: dict[str, LinearKind] = {
     "fp32": OnnxRuntimeOps.float_linear,
     "int8": OnnxRuntimeOps.int8_linear,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from starsd_edge.types import Float32Array, TokenArray
-from starsd_jetson.graph.layer import LayerPeaks, LayerWeights
+from starsd_jetson.graph.layer import LayerActivations, LayerInputs, LayerWeights
 from starsd_jetson.graph.shape import ModelShape
 
 __all__ = ["ReferenceRun"]
@@ -32,18 +32,20 @@ class ReferenceRun:
     def start(self, table: Float32Array) -> None:
         self.x = table[self.tokens]
 
-    def layer(self, weights: LayerWeights) -> LayerPeaks:
-        """Advance by one layer; the largest magnitudes that its products saw."""
+    def layer(self, weights: LayerWeights) -> LayerActivations:
+        """Advance by one layer; what its products saw."""
         h = self.norm(self.x, weights.input_norm)
-        self.x = self.x + self.attention(h, weights) @ weights.o.T
+        mixed = self.attention(h, weights)
+        self.x = self.x + mixed @ weights.o.T
         m = self.norm(self.x, weights.post_norm)
         gate = m @ weights.gate.T
         gated = gate / (1 + np.exp(-np.maximum(gate, -80))) * (m @ weights.up.T)
         self.x = self.x + gated @ weights.down.T
-        return LayerPeaks(qkv=self.peaks(h), gate_up=self.peaks(m), down=self.peaks(gated))
-
-    def peaks(self, x: Float32Array) -> Float32Array:
-        return np.asarray(np.abs(x[: self.num_calibration]).max(axis=0), np.float32)
+        seen = [x[: self.num_calibration] for x in (h, mixed, m, gated)]
+        return LayerActivations(
+            peak=LayerInputs(*(np.asarray(np.abs(x).max(axis=0), np.float32) for x in seen)),
+            mean_square=LayerInputs(*(np.asarray(np.square(x).mean(axis=0), np.float32) for x in seen)),
+        )
 
     def finish(self, gain: Float32Array, head: Float32Array) -> Float32Array:
         """Logits float32 [T - num_calibration, V] of the tokens to judge by."""

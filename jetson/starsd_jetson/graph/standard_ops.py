@@ -15,10 +15,10 @@ from onnx import TensorProto
 
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.builder import GraphBuilder
-from starsd_jetson.graph.quantize import int4_symmetric
+from starsd_jetson.graph.quantize import int4_block, int4_symmetric
 from starsd_jetson.graph.shape import ModelShape
 
-__all__ = ["STANDARD_OPERATORS", "StandardOps", "int4_block"]
+__all__ = ["STANDARD_OPERATORS", "StandardOps"]
 
 # Everything a graph of this flavour may contain; a test holds it.
 STANDARD_OPERATORS = frozenset(
@@ -28,16 +28,6 @@ STANDARD_OPERATORS = frozenset(
         *("Transpose", "Unsqueeze"),
     ]
 )
-# Blocks TensorRT documents are 64 and 128; smaller ones are for models whose sizes do not divide.
-INT4_BLOCKS = (128, 64, 32)
-
-
-def int4_block(inputs: int) -> int:
-    """The largest block that divides a weight's inputs. Raises ValueError when none does."""
-    for block in INT4_BLOCKS:
-        if inputs % block == 0:
-            return block
-    raise ValueError(f"int4 needs a multiple of {INT4_BLOCKS[-1]} inputs, not {inputs}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +54,19 @@ class StandardOps:
         self.element: int = TensorProto.FLOAT16 if self.half else TensorProto.FLOAT
         self.index: int = TensorProto.INT32
 
-    def linear(self, x: str, name: str, weight: Float32Array, bias: Float32Array | None = None) -> str:
+    def linear(
+        self,
+        x: str,
+        name: str,
+        weight: Float32Array,
+        bias: Float32Array | None = None,
+        importance: Float32Array | None = None,
+    ) -> str:
         """[n, in] -> [n, out] for weight [out, in]."""
-        stored = self.int4_weight(name, weight) if self.quant == "int4" else self.float_weight(name, weight)
+        if self.quant == "int4":
+            stored = self.int4_weight(name, weight, importance)
+        else:
+            stored = self.float_weight(name, weight)
         y = self.graph.op("MatMul", x, stored)
         if bias is not None:
             y = self.graph.op("Add", y, self.stored(f"{name}.bias", bias))
@@ -80,9 +80,9 @@ class StandardOps:
     def float_weight(self, name: str, weight: Float32Array) -> str:
         return self.stored(name, np.ascontiguousarray(weight.T))
 
-    def int4_weight(self, name: str, weight: Float32Array) -> str:
+    def int4_weight(self, name: str, weight: Float32Array, importance: Float32Array | None) -> str:
         g = self.graph
-        packed = int4_symmetric(weight, int4_block(weight.shape[1]))
+        packed = int4_symmetric(weight, int4_block(weight.shape[1]), importance)
         values = g.int4_weight(name, packed.values, (weight.shape[1], weight.shape[0]))
         scales = g.weight(f"{name}.scale", packed.scales.astype(np.float16))
         return g.op("DequantizeLinear", values, scales, axis=0, block_size=packed.block)
