@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,18 @@ DISK_FACTOR = 2.5  # of the weights: graph, engine, timing cache, temporaries
 MEMORY_FACTOR = 3.0  # of the weights, while building
 WORKSPACE_SHARE = 0.25  # of the free memory, for the builder's trials; the rest is for weights and tactics
 TIMING_CACHE = "timing.cache"  # beside the engines: a second build of the same layers skips their trials
+PROGRESS_PERCENT = 10
+Report = Callable[[str], None]
 PER_ROW_INPUTS = ("tokens", "positions")
 
 
-def build_engine(trt: Any, bundle: Bundle, out: Path) -> None:
-    """Build the bundle's engine and put it at `out` when it is complete.
+def build_engine(trt: Any, bundle: Bundle, out: Path, report: Report | None = None) -> None:
+    """Build the bundle's engine and put it at `out` when it is complete. `report` hears how far it is.
 
     Raises ResourceError when memory or disk can't do, BundleError with TensorRT's reason when it refuses.
     """
     check_room(bundle, out.parent)
-    plan = build_plan(trt, bundle, out.with_name(TIMING_CACHE))
+    plan = build_plan(trt, bundle, out.with_name(TIMING_CACHE), report)
     part = out.with_suffix(f".part-{os.getpid()}")
     try:
         with part.open("wb") as file:
@@ -59,7 +62,7 @@ def build_engine(trt: Any, bundle: Bundle, out: Path) -> None:
             part.unlink()
 
 
-def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None) -> Any:
+def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None, report: Report | None = None) -> Any:
     """The serialized engine, in memory. `timings` keeps what the builder measured for the next build."""
     logger = collecting_logger(trt)
     builder = trt.Builder(logger)
@@ -71,7 +74,9 @@ def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None) -> Any:
     config = builder.create_builder_config()
     workspace = int(WORKSPACE_SHARE * available_memory())
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
-    cache = use_timings(config, timings)
+    cache = use_timings(trt, config, timings)
+    if report is not None and hasattr(trt, "IProgressMonitor"):  # TensorRT >= 10
+        config.progress_monitor = progress_monitor(trt, report)
     for bounds in ROW_BOUNDS:
         config.add_optimization_profile(profile(builder, network, bounds, bundle.manifest.max_len))
     plan = builder.build_serialized_network(network, config)
@@ -82,10 +87,10 @@ def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None) -> Any:
     return plan
 
 
-def use_timings(config: Any, path: Path | None) -> Any:
-    """The builder's timing cache, filled from an earlier build; None where this TensorRT has none. One from
-    another device or version is refused by TensorRT, and an empty one is used."""
-    if path is None or not hasattr(config, "create_timing_cache"):
+def use_timings(trt: Any, config: Any, path: Path | None) -> Any:
+    """The builder's timing cache, filled from an earlier build. One from another device or version is refused
+    by TensorRT, and an empty one is used. None for TensorRT for RTX, whose calls do nothing."""
+    if path is None or trt.__name__ != "tensorrt":
         return None
     cache = config.create_timing_cache(path.read_bytes() if path.exists() else b"")
     if cache is None or not config.set_timing_cache(cache, False):
@@ -154,6 +159,32 @@ def collecting_logger(trt: Any) -> Any:
             return "\n".join(self.lines)
 
     return Logger()
+
+
+def progress_monitor(trt: Any, report: Report) -> Any:
+    """Tells every PROGRESS_PERCENT of the outermost phase; minutes pass between them on a board."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base class is not typed
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: dict[str, int] = {}
+            self.told = 0
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if parent is None:
+                self.steps[phase] = max(steps, 1)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            percent = 100 * step // self.steps[phase] if phase in self.steps else 0
+            if percent >= self.told + PROGRESS_PERCENT:
+                self.told = percent
+                report(f"building the engine, once: {percent}%")
+            return True  # go on
+
+        def phase_finish(self, phase: str) -> None:
+            self.steps.pop(phase, None)
+
+    return Monitor()
 
 
 def check_room(bundle: Bundle, folder: Path) -> None:

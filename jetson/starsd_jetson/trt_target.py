@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -174,7 +175,7 @@ def ready_engine(bundle: Bundle) -> Path:
     path = engine_path(bundle, str(trt.__version__))
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        build_engine(trt, bundle, path)
+        build_engine(trt, bundle, path, lambda line: click.echo(line, err=True))
     return path
 
 

@@ -156,8 +156,11 @@ def test_the_builder_takes_every_profile(quant: str, tiny: Callable[[str], Any],
     """With the public wheel of TensorRT for RTX, which builds without a GPU; skipped where it is missing."""
     trt = pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
     bundle = make_bundle(tiny, tmp_path, quant)
-    trt_build.build_engine(trt, bundle, tmp_path / "model.engine")
+    said: list[str] = []
+    trt_build.build_engine(trt, bundle, tmp_path / "model.engine", said.append)
     assert (tmp_path / "model.engine").read_bytes()[:4] == b"vtrt"
+    assert said
+    assert all(line.startswith("building the engine, once: ") for line in said)
 
 
 def test_a_graph_that_is_refused_says_why(tiny: Callable[[str], Any], tmp_path: Path) -> None:
