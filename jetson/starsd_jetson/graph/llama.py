@@ -99,9 +99,13 @@ def layer(
     """The attention block: (input of the layer, what the block adds to it)."""
     h, x = next_norm(ops, x, pending, f"layers.{index}.input_norm", weights.input_norm)
     bias = fused_bias(ops, weights)
-    qkv = ops.linear(h, f"layers.{index}.qkv", fused_qkv(ops, weights), bias, importance and importance.qkv)
+    qkv = ops.linear(
+        h, f"layers.{index}.qkv", fused_qkv(ops, weights), bias, importance.qkv if importance else None
+    )
     mixed = ops.attention(qkv, index, shared, head_gains(ops, weights, index))
-    return x, ops.linear(mixed, f"layers.{index}.o", weights.o, importance=importance and importance.o)
+    return x, ops.linear(
+        mixed, f"layers.{index}.o", weights.o, importance=importance.o if importance else None
+    )
 
 
 def mlp(
@@ -110,9 +114,14 @@ def mlp(
     """The feed-forward block: (its input, what it adds to it)."""
     h, x = next_norm(ops, x, pending, f"layers.{index}.post_norm", weights.post_norm)
     both = np.concatenate([weights.gate, weights.up])
-    gate_up = ops.linear(h, f"layers.{index}.gate_up", both, importance=importance and importance.gate_up)
+    gate_up = ops.linear(
+        h, f"layers.{index}.gate_up", both, importance=importance.gate_up if importance else None
+    )
     return x, ops.linear(
-        ops.gated(gate_up), f"layers.{index}.down", weights.down, importance=importance and importance.down
+        ops.gated(gate_up),
+        f"layers.{index}.down",
+        weights.down,
+        importance=importance.down if importance else None,
     )
 
 

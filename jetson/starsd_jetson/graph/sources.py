@@ -322,8 +322,8 @@ def read_max_len(config: dict[str, Any]) -> int:
     """The context. Within a sliding window attention is the full one, so a model that slides ends there."""
     longest = int(config.get("max_position_embeddings", 2048))
     window = config.get("sliding_window")
-    slides = bool(window) and config.get("use_sliding_window", True)
-    return min(longest, int(window)) if slides else longest
+    slides = config.get("use_sliding_window", True)
+    return min(longest, int(window)) if window and slides else longest
 
 
 def read_rope_theta(config: dict[str, Any]) -> float:
