@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
 from starsd_edge.errors import ConfigError
-from starsd_edge.link.keys import KeyPair, PublicKey, key_dir, now_iso, parse_public, record_of
+from starsd_edge.link.keys import (
+    MAX_KEY_FILE_BYTES,
+    KeyPair,
+    PublicKey,
+    check_name,
+    key_dir,
+    now_iso,
+    parse_public,
+    record_of,
+)
 from starsd_edge.link.pins import Pin, pin_service
 from starsd_edge.link.trust import TrustStore
 
@@ -38,7 +48,7 @@ def command() -> None:
 def generate(folder: Path | None, name: str, *, as_json: bool) -> None:
     """Make this machine's key pair, unless it has one."""
     path = key_path(folder, name)
-    if path.exists():
+    if os.path.exists(path):
         tell(KeyPair.load(path).key, as_json=as_json, note=f"kept the key in {path}")
         return
     pair = KeyPair.generate(name)
@@ -71,7 +81,7 @@ def rotate(folder: Path | None, name: str, *, as_json: bool) -> None:
     with --keep-previous if the old one is still in use.
     """
     path = key_path(folder, name)
-    old = KeyPair.load(path)
+    old = KeyPair.load(path, others_may_read=True)
     old.save(path.with_name(f"{name}.old.key"), replace=True)
     pair = KeyPair.generate(old.key.name)
     pair.save(path, replace=True)
@@ -130,7 +140,7 @@ def pin(folder: Path | None, name: str, public_key: str, address: str) -> None:
 
 
 def key_path(folder: Path | None, name: str) -> Path:
-    return (folder or key_dir()) / f"{name}.key"
+    return (folder or key_dir()) / f"{check_name(name)}.key"
 
 
 def trusted(folder: Path | None) -> TrustStore:
@@ -144,10 +154,16 @@ def read_public(text: str) -> str:
     try:
         return parse_public(text)
     except ConfigError:
-        path = Path(text)
-        if not path.is_file():
+        if not os.path.isfile(text):
             raise
-        return parse_public((path.read_text("utf-8", "replace").split() or [""])[0])
+    try:
+        with open(text, encoding="utf-8", errors="replace") as file:
+            words = file.read(MAX_KEY_FILE_BYTES).split()
+        return parse_public(words[0] if words else "")
+    except OSError as error:
+        raise ConfigError(f"{text}: cannot be read: {error.strerror}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{text}: {error}") from None
 
 
 def tell(key: PublicKey, *, as_json: bool, note: str = "") -> None:

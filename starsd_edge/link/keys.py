@@ -6,6 +6,7 @@ A secret key never travels. What travels is the public half, and a person compar
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import json
@@ -24,7 +25,16 @@ from zmq.utils import z85
 from starsd_edge.config import config_dir
 from starsd_edge.errors import AuthenticationError, ConfigError
 
-__all__ = ["KeyPair", "PublicKey", "key_dir", "parse_public", "read_record", "write_private", "write_public"]
+__all__ = [
+    "KeyPair",
+    "PublicKey",
+    "key_dir",
+    "make_folder",
+    "parse_public",
+    "read_record",
+    "write_private",
+    "write_public",
+]
 
 SECRET_MODE = 0o600
 PUBLIC_MODE = 0o644
@@ -86,15 +96,18 @@ class KeyPair:
         return cls(PublicKey(name, public.decode(), now_iso()), secret.decode())
 
     @classmethod
-    def load(cls, path: Path) -> KeyPair:
-        """Raises ConfigError: missing or damaged; AuthenticationError: others may read it."""
+    def load(cls, path: Path, *, others_may_read: bool = False) -> KeyPair:
+        """Raises ConfigError: missing or damaged; AuthenticationError: others may read it, unless
+        `others_may_read`, which is for putting it out of use."""
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
         except FileNotFoundError:
             raise ConfigError(
                 f"{path}: no key is there; make one with `{command_for('generate', path)}`"
             ) from None
-        if mode & 0o077:
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        if mode & 0o077 and not others_may_read:
             raise AuthenticationError(
                 f"{path}: others may read this secret key (mode {mode:04o}); if nobody did, `chmod 600` it, "
                 f"otherwise `{command_for('rotate', path)}`"
@@ -141,7 +154,7 @@ def parse_public(text: str) -> str:
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' is no name for a key: letters, digits, '.', '_', '-', at most 63 of them"
+            f"{name!r} is no name for a key: letters, digits, '.', '_', '-', at most 63 of them"
         )
     return name
 
@@ -164,6 +177,9 @@ def public_of(record: dict[str, object], path: Path) -> PublicKey:
 def read_record(path: Path) -> dict[str, object]:
     """The JSON object in a key file. Raises ConfigError."""
     try:
+        # Anything else than a file, a pipe above all, may keep its reader waiting for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"{path}: not a key file")
         with path.open("rb") as file:
             data = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
@@ -190,10 +206,17 @@ def write_public(path: Path, key: PublicKey) -> None:
 
 
 def write_private(path: Path, text: str, *, replace: bool) -> None:
-    if path.exists() and not replace:
+    if os.path.exists(path) and not replace:
         raise ConfigError(f"{path}: a key is there already; `{command_for('rotate', path)}` makes a new one")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent, 0o700)
     write_atomic(path, text, SECRET_MODE)
+
+
+def make_folder(path: Path, mode: int) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
+    except OSError as error:
+        raise ConfigError(f"{path}: this folder cannot be made: {error.strerror}") from None
 
 
 def write_atomic(path: Path, text: str, mode: int) -> None:
@@ -208,7 +231,8 @@ def write_atomic(path: Path, text: str, mode: int) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 

@@ -5,6 +5,7 @@ A file holds the key's 40 characters; a second line may name the address it is f
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from starsd_edge.link.keys import (
     KeyPair,
     check_name,
     key_dir,
+    make_folder,
     parse_public,
     write_atomic,
 )
@@ -41,17 +43,26 @@ def pin_service(folder: Path, pin: Pin) -> None:
     """Remember the key of a service; one of the same name is replaced. Raises ConfigError."""
     check_name(pin.name)
     text = parse_public(pin.public) + "\n" + (pin.address + "\n" if pin.address else "")
-    (folder / "services").mkdir(parents=True, exist_ok=True, mode=0o755)
+    make_folder(folder / "services", 0o755)
     write_atomic(folder / "services" / (pin.name + SUFFIX), text, PUBLIC_MODE)
 
 
 def pinned_services(folder: Path) -> list[Pin]:
     """By name. Raises ConfigError, naming the file, when one is damaged."""
-    return [read_pin(path) for path in sorted((folder / "services").glob("*" + SUFFIX))]
+    services = folder / "services"
+    try:
+        names = sorted(name for name in os.listdir(services) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"{services}: cannot be read: {error.strerror}") from None
+    return [read_pin(services / name) for name in names]
 
 
 def read_pin(path: Path) -> Pin:
     try:
+        if not path.is_file():  # a pipe would keep its reader waiting
+            raise ConfigError("no file")
         lines = path.read_text("utf-8")[:MAX_KEY_FILE_BYTES].split()
         return Pin(path.name.removesuffix(SUFFIX), parse_public(lines[0]), lines[1] if len(lines) > 1 else "")
     except (OSError, UnicodeDecodeError, IndexError, ConfigError) as error:
@@ -71,7 +82,7 @@ def edge_keys(address: str, service_key: str | None = None, folder: Path | None 
     if public is None and is_local(address):
         if not wants_keys(address):
             return None
-        if (folder / SERVICE_KEY).exists():
+        if os.path.exists(folder / SERVICE_KEY):
             own = KeyPair.load(folder / SERVICE_KEY)
             return EdgeKeys(own, own.key.public)
     public = public or only_pin(address, pins)
@@ -103,7 +114,7 @@ def only_pin(address: str, pins: list[Pin]) -> str | None:
 
 def own_pair(folder: Path, public: str) -> KeyPair:
     """This machine's pair: a device's, or that of the very service which it also is."""
-    if not (folder / DEVICE_KEY).exists() and (folder / SERVICE_KEY).exists():
+    if not os.path.exists(folder / DEVICE_KEY) and os.path.exists(folder / SERVICE_KEY):
         service = KeyPair.load(folder / SERVICE_KEY)
         if service.key.public == public:
             return service

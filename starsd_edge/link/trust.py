@@ -7,18 +7,21 @@ module or by hand; changes are seen at the next look. A file that cannot be read
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from starsd_edge.errors import ConfigError, UsageError
-from starsd_edge.link.keys import PublicKey, check_name, public_of, read_record, write_public
+from starsd_edge.link.keys import PublicKey, check_name, make_folder, public_of, read_record, write_public
 
 __all__ = ["TrustStore"]
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".pub"
+Stamp: TypeAlias = tuple[int, int, int]  # modification time, size, inode
 
 
 class TrustStore:
@@ -31,7 +34,7 @@ class TrustStore:
         self.folder = folder
         self.changes = 0
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._seen: dict[str, Stamp] = {}
         self._devices: dict[str, PublicKey] = {}
         self._names: dict[str, str] = {}  # public key -> device name
         self.refresh()
@@ -58,16 +61,7 @@ class TrustStore:
             return self._refresh()
 
     def _refresh(self) -> bool:
-        try:
-            # Inode and ctime too: a file put in place within the clock's resolution still is another one.
-            seen = {
-                path.name: (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-                for path in self.folder.glob("*" + SUFFIX)
-                if (stat := path.stat())
-            }
-        except OSError as error:
-            log.warning("%s: %s; nobody is let in", self.folder, error.strerror)
-            seen = {}
+        seen = stamps(self.folder)
         if seen == self._seen:
             return False
         keys = [key for name in sorted(seen) if (key := read_device(self.folder / name)) is not None]
@@ -93,23 +87,54 @@ class TrustStore:
             )
         if keep_previous and known is not None and known.public != key.public:
             key = replace(key, previous=known.public)
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        make_folder(self.folder, 0o755)
         write_public(self.folder / (key.name + SUFFIX), key)
         self.refresh()
 
     def revoke(self, name_or_fingerprint: str) -> PublicKey:
         """Let a device in no more; its live connections end with the service's next look.
 
-        Raises UsageError when there is no such device.
+        Raises UsageError when there is no such device, ConfigError when its file cannot be removed.
         """
         self.refresh()
         for key in self.devices():
             if name_or_fingerprint in (key.name, key.fingerprint):
-                (self.folder / (check_name(key.name) + SUFFIX)).unlink(missing_ok=True)
+                path = self.folder / (check_name(key.name) + SUFFIX)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise ConfigError(f"{path}: cannot be removed: {error.strerror}") from None
                 self.refresh()
                 return key
         known = ", ".join(key.name for key in self.devices()) or "nobody"
-        raise UsageError(f"no device '{name_or_fingerprint}' is trusted; trusted: {known}")
+        raise UsageError(f"no device {name_or_fingerprint!r} is trusted; trusted: {known}")
+
+
+def stamps(folder: Path) -> dict[str, Stamp]:
+    """What tells every key file in `folder` from what was there before.
+
+    A file that is gone meanwhile is left out; one that cannot be looked at (a link to nowhere) hinders nobody
+    else, and is told when it is read.
+    """
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(SUFFIX)]
+    except FileNotFoundError:
+        return {}  # nobody was trusted yet
+    except OSError as error:
+        log.warning("%s: %s; nobody is let in", folder, error.strerror)
+        return {}
+    found: dict[str, Stamp] = {}
+    for name in names:
+        path = folder / name
+        try:
+            stat = path.stat()
+        except OSError:
+            if os.path.lexists(path):
+                found[name] = (0, 0, 0)
+        else:
+            # Inode too: a file put in place within the clock's resolution still is another one.
+            found[name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return found
 
 
 def read_device(path: Path) -> PublicKey | None:

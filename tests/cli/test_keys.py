@@ -164,3 +164,49 @@ def test_a_pin_holds_for_the_monitor_of_its_service_too(folder: Path) -> None:
         found = edge_keys(address)
         assert found is not None
         assert found.service == lab
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\nb", "../up", ""])
+@pytest.mark.parametrize("verb", ["generate", "show", "rotate"])
+def test_a_name_that_is_none_is_told_on_one_line(verb: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name for a key") as caught:
+        keys(verb, "--name", name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["k" * 300, "", "a\0b"])
+@pytest.mark.parametrize("verb", ["trust", "pin"])
+def test_a_key_that_is_none_is_told(verb: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="a public key is 40 characters"):
+        keys(verb, "jet1", key)
+
+
+def test_a_file_that_holds_no_key_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.pub").write_text("")
+    with pytest.raises(ConfigError, match=r"empty\.pub: a public key is 40 characters"):
+        keys("trust", "jet1", str(tmp_path / "empty.pub"))
+
+
+@pytest.mark.parametrize("spoilt", ["file", "loop"])
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, spoilt: str) -> None:
+    place = tmp_path / "place"
+    if spoilt == "file":
+        place.write_text("in the way")
+    else:
+        place.symlink_to(place)
+    public = KeyPair.generate("x").key.public
+    for arguments in (["generate"], ["show"], ["rotate"], ["pin", "lab", public], ["trust", "jet1", public]):
+        with pytest.raises(ConfigError, match="place"):
+            keys(*arguments, "--dir", str(place / "keys"))
+
+
+def test_a_key_that_others_may_have_read_is_put_out_of_use_by_rotation(folder: Path) -> None:
+    """The advice for such a key; rotate refused it with the same advice."""
+    keys("generate")
+    (folder / "device.key").chmod(0o644)
+    with pytest.raises(StarSDError, match="otherwise `starsd keys rotate`"):
+        keys("show")
+    keys("rotate")
+    for name in ("device.key", "device.old.key"):
+        assert 0o600 == stat.S_IMODE((folder / name).stat().st_mode)
+    keys("show")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,35 @@ def test_revoking_nobody_says_who_there_is(trusted: TrustStore) -> None:
     trusted.trust(public("jet1"))
     with pytest.raises(UsageError, match="trusted: jet1"):
         trusted.revoke("jet9")
+
+
+@pytest.mark.parametrize("spoilt", ["nowhere", "loop", "pipe", "folder"])
+def test_a_file_that_cannot_be_looked_at_locks_nobody_else_out(
+    trusted: TrustStore, caplog: pytest.LogCaptureFixture, spoilt: str
+) -> None:
+    pair = KeyPair.generate("dev1")
+    trusted.trust(pair.key)
+    path = trusted.folder / "dev0.pub"
+    if spoilt == "pipe":
+        os.mkfifo(path)
+    elif spoilt == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to({"nowhere": "gone.pub", "loop": "dev0.pub"}[spoilt])
+    trusted.refresh()
+    assert "dev1" == trusted.find(pair.key.public)
+    assert "dev0.pub" in caplog.text
+    with pytest.raises(UsageError, match="already trusted, as 'dev1'"):
+        trusted.trust(replace(pair.key, name="dev2"))
+
+
+def test_a_file_that_goes_while_it_is_looked_for_takes_nobody_along(
+    trusted: TrustStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dev1", "dev2"):
+        trusted.trust(KeyPair.generate(name).key)
+    listed = os.listdir(trusted.folder)
+    (trusted.folder / "dev2.pub").unlink()
+    monkeypatch.setattr(os, "listdir", lambda folder: listed)
+    trusted.refresh()
+    assert ["dev1"] == [key.name for key in trusted.devices()]
