@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -123,12 +122,12 @@ def command(
     )
     service = Service(config)
     try:
+        if until_eof:
+            threading.Thread(target=stop_at_end_of_input, args=(service,), daemon=True).start()
         ready = service.start()
         if check:
             click.echo("starsd: heads load, the service could serve")
             return
-        if until_eof:
-            threading.Thread(target=stop_at_end_of_input, daemon=True).start()
         if json_status:
             status = {
                 "event": "ready",
@@ -145,10 +144,10 @@ def command(
         service.close()
 
 
-def stop_at_end_of_input() -> None:
+def stop_at_end_of_input(service: Service) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    service.stop()
 
 
 def head_sources(heads: tuple[Path, ...], targets: tuple[Path, ...]) -> tuple[HeadSource, ...]:

@@ -15,6 +15,7 @@ CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import tempfile
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # pyzmq's own flag
 # Of all edges together; beyond it the gateway says BUSY. A chunk is 256 KiB, so this is 64 MiB at most.
 QUEUE_MESSAGES = 256
 SOCKET_NAME = "engine.sock"
+FOLDER_PREFIX = "starsd-"
+LONGEST_BASE = 60  # a socket's whole path has 107 bytes at most
 
 
 class DeviceLink(msgspec.Struct):
@@ -97,9 +100,19 @@ Frames: TypeAlias = Sequence[bytes]
 
 
 def private_folder() -> Path:
-    """A new folder that only this user can enter: whoever can connect to the socket in it is trusted."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(tempfile.mkdtemp(prefix="starsd-", dir=base if base and os.access(base, os.W_OK) else None))
+    """A new folder that only this user can enter: whoever can connect to the socket in it is trusted.
+
+    Folders of services that were killed are removed on the way: the name holds the process id.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime if runtime and os.access(runtime, os.W_OK) else tempfile.gettempdir())
+    if len(str(base)) > LONGEST_BASE:
+        base = Path("/tmp")  # noqa: S108  # mkdtemp makes a private folder; a socket's path must be short
+    for folder in base.glob(f"{FOLDER_PREFIX}*"):
+        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
 
 
 def connect_worker_socket(

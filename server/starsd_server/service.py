@@ -17,7 +17,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TypeAlias
 
 import msgspec
@@ -118,9 +117,11 @@ class Service:
     """Both processes. `run` returns when a signal has drained them."""
 
     def __init__(self, config: ServiceConfig) -> None:
+        self._events: Events = queue.SimpleQueue()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _frame: self.stop(number))
         self._folder: Path = private_folder()
         self._config = msgspec.structs.replace(config, folder=str(self._folder))
-        self._events: Events = queue.SimpleQueue()
         self._children: dict[str, Child] = {}
         self._restarts: dict[str, list[float]] = {WORKER: [], GATEWAY: []}
         self._leave_by_s: float | None = None  # set once it drains
@@ -137,6 +138,8 @@ class Service:
         ready: dict[str, Report] = {}
         while len(ready) < len(self._children):
             event = self._events.get()
+            if isinstance(event, int):
+                sys.exit(0)  # told to leave before it served anybody
             if isinstance(event, Said) and event.report.event == "ready":
                 event.process.ready = True
                 ready[event.process.module] = event.report
@@ -152,9 +155,7 @@ class Service:
         return Ready(facts["address"], facts["monitor"])
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain. Raises ResourceError when a process will not stay."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
+        """Serve until told to stop, then drain. Raises ResourceError when a process will not stay."""
         while (left_s := self._left_s()) > 0:
             try:
                 event = self._events.get(timeout=min(left_s, LONGEST_LOOK_S))
@@ -179,6 +180,10 @@ class Service:
                 )
         log.warning("the worker process did not drain in time: it is ended")
 
+    def stop(self, signal_number: int = signal.SIGTERM) -> None:
+        """What a signal does: drain and leave, at once the second time. From any thread."""
+        self._events.put(int(signal_number))
+
     def close(self) -> None:
         """End both processes and remove what they left."""
         for child in self._children.values():
@@ -197,9 +202,6 @@ class Service:
         log.info("draining: no new sessions, rounds under way are finished")
         self._leave_by_s = time.monotonic() + self._config.drain_s + DRAIN_GRACE_S
         self._children[WORKER].tell(DRAIN)
-
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._events.put(number)
 
     def _restart(self, event: Exited) -> None:
         module = event.process.module

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
@@ -63,6 +64,8 @@ def command(
     json_file: Path | None,
 ) -> None:
     """Show what StarSD does: a draft service, two targets, plain against StarSD decoding."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # its processes end with it, as after Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     console = Console()
     check_writable(json_file)
     prompts = load_prompts()[:num_prompts]

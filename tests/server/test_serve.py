@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ from starsd_server.emulate.edge import EmulatedEdge
 from starsd_server.engine import Engine
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import HeadKind
+from starsd_server.ipc import private_folder
 from starsd_server.scheduling import Limits
 from starsd_server.worker import open_heads
 
@@ -359,6 +361,37 @@ def test_a_service_started_by_a_program_ends_with_it(edges: Edges, head_folder: 
         running.process.stdin = None  # or communicate() would use it
         assert isinstance(answer(edge), GoAway)
         assert 0 == running.process.wait(timeout=ENDS_WITHIN_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_service_told_to_leave_while_it_starts_leaves_nothing(
+    number: int, head_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path_factory.mktemp("run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    with start(head_folder, "--bind", "tcp://127.0.0.1:0") as process:
+        deadline_s = time.monotonic() + ENDS_WITHIN_S
+        while not list(runtime.iterdir()):
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+        process.send_signal(number)
+        assert 0 == process.wait(timeout=ENDS_WITHIN_S)
+    assert list(runtime.iterdir()) == []
+
+
+def test_what_a_killed_service_left_goes_with_the_next_one(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path_factory.mktemp("run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left, others = runtime / f"starsd-{gone.pid}-abc", runtime / f"starsd-{os.getpid()}-abc"
+    left.mkdir()
+    others.mkdir()
+    made = private_folder()
+    assert sorted(runtime.iterdir()) == sorted([others, made])
+    assert made.stat().st_mode & 0o777 == 0o700
 
 
 def failed(head: Path, *options: str) -> tuple[int, str]:
