@@ -63,6 +63,10 @@ class MarkdownStream:
         """Where the cursor stands after what was handed out."""
         return self._wrapper.column
 
+    def resize(self, columns: int) -> None:
+        """The terminal's columns have changed."""
+        self._wrapper.resize(columns)
+
     def push(self, text: str) -> str:
         """What may be shown now."""
         out = ""

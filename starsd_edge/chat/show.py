@@ -59,6 +59,7 @@ def show_answer(conversation: Conversation, events: Iterator[AnswerEvent], look:
             for event in events:
                 interrupts.insist()
                 if isinstance(event, AnswerPiece):
+                    text.resize(look.columns())
                     screen.write(text.push(event.text), text.column)
                     screen.status(link_words(link()))
                 elif isinstance(event, AnswerStart):

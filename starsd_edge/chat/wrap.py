@@ -53,14 +53,18 @@ class Wrapper:
     """
 
     def __init__(self, columns: int, *, colour: bool = True, wrap: bool = True) -> None:
-        self._columns = max(columns, 8)
-        self._width = self._columns - 1
+        self.resize(columns)
         self._colour = colour
         self._wrap = wrap
         self._word: list[StyledText] = []
         self.column = 0
         self.hang = 0
         self.whole_lines = False
+
+    def resize(self, columns: int) -> None:
+        """The terminal has that many columns from now on; what is shown already stays as it is."""
+        self._columns = max(columns, 8)
+        self._width = self._columns - 1
 
     def push(self, run: StyledText) -> str:
         """Show `run` up to its last word."""

@@ -73,6 +73,11 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(self.lines)
 
+    def resize(self, columns: int, rows: int) -> None:
+        """The user pulls at the window's corner."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._screen.resize(rows, columns)
+
     def send(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
 

@@ -223,6 +223,19 @@ def test_finished_lines_are_never_drawn_again() -> None:
         assert lines == [line for line in terminal.lines if line.startswith("word")]
 
 
+def test_an_answer_follows_a_terminal_that_becomes_narrower() -> None:
+    words = " ".join(f"word{number:03}" for number in range(120))
+    with chat(columns=80, script=words, max_len=3000, round_s=0.01) as terminal:
+        enter(terminal, "Go\r")
+        terminal.expect("word020")
+        terminal.resize(40, 24)
+        terminal.expect("tokens/s")
+        *_, before_last, last = (line for line in terminal.lines if line.startswith("word"))
+        assert len(before_last) == 39  # five words, and the last column stays free
+        assert last.split()[-1] == "word119"
+        leave(terminal)
+
+
 def test_words_wrap_and_wide_letters_count_double() -> None:
     with chat(
         columns=30, script="The quick brown fox jumps over the lazy dog 你好世界你好世界你好世界"
