@@ -141,18 +141,22 @@ class RowHead:
         return self._head.config
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all matrices in this precision, and of the embedding."""
+    def num_weights(self) -> int:
+        """Of all matrices that a row is multiplied with."""
         c = self.config
-        per_weight = {Precision.INT8: 1, Precision.FLOAT32: 4}.get(self.precision, 2)
         eagle3 = c.kind is HeadKind.EAGLE3
         attention_in = 2 * c.hidden_size if eagle3 else c.hidden_size
         weights = c.hidden_size * (c.feature_size if eagle3 else 2 * c.hidden_size)
         weights += attention_in * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         weights += c.num_heads * c.head_dim * c.hidden_size + 3 * c.hidden_size * c.intermediate_size
-        weights += c.draft_vocab_size * c.hidden_size
+        return weights + c.draft_vocab_size * c.hidden_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all matrices in this precision, and of the embedding."""
+        per_weight = {Precision.INT8: 1, Precision.FLOAT32: 4}.get(self.precision, 2)
         embedding = self._head.embedding
-        return weights * per_weight + embedding.numel() * embedding.element_size()
+        return self.num_weights * per_weight + embedding.numel() * embedding.element_size()
 
     @property
     def draft_to_target(self) -> Tensor:

@@ -23,7 +23,7 @@ from starsd_server.emulate.engines import (
     load_engine_profile,
 )
 from starsd_server.emulate.machine import machine_use, resident_mib
-from starsd_server.emulate.round_profile import RoundProfile, worker_parts
+from starsd_server.emulate.round_profile import RoundProfile, Table, worker_parts
 from starsd_server.emulate.soak import Reading, growth_mib
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
 from starsd_server.emulate.virtual import measure_virtually
@@ -234,7 +234,7 @@ def test_every_sampled_moment_of_a_round_has_a_part(tmp_path: Path) -> None:
     manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=identity)
     save_head(random_head(HeadKind.EAGLE1), manifest, tmp_path / "head")
     config = msgspec.structs.replace(plan.config, engine="real", heads=(HeadSource(str(tmp_path / "head")),))
-    parts = worker_parts(replace(plan, config=config), 2, 300)
+    parts = worker_parts(Table(replace(plan, config=config), 2), 2, 300)
     assert {"head", "tree"} <= set(parts)
     profile = RoundProfile({"head": 2.0, "scores": 1.0, "tree": 0.25, "gateway": 0.5}, 300)
     assert profile.beside_head_ms == pytest.approx(0.75)

@@ -211,7 +211,7 @@ def profile_round(plan: BenchPlan, targets: int, rounds: int, json_file: Path | 
     for line in found.lines():
         click.echo(line)
     if json_file is not None:
-        facts = {"targets": targets, "rounds": found.rounds, "parts_ms": found.parts_ms}
+        facts = {"targets": targets, **asdict(found)}
         json_file.write_text(json.dumps(facts, indent=2) + "\n")
 
 
