@@ -187,6 +187,18 @@ def test_virtual_time_needs_no_processes(tmp_path: Path, scheduler: str) -> None
     assert (row.batch_rows_mean > 7) or scheduler == "serial"
 
 
+def test_no_session_waits_longer_than_one_step_to_start(tmp_path: Path) -> None:
+    """Sixteen devices whose rounds fall as they fall: each is in the first step that begins after its rows
+    came in, prompts beside it or not."""
+    plan = virtual_plan(tmp_path)
+    row = measure_virtually(plan, "batched", [None] * 16, host_factor=0.0)
+    largest = 16 * LIMITS.top_k + plan.config.limits.chunk_rows
+    longest_s = load_engine_profile("rtx-4090").step_s(largest, 16 * 128)
+    assert row.queue_ms_max <= 1e3 * longest_s
+    assert row.rounds_per_s > 100
+    assert measure_virtually(plan, "serial", [None] * 16, 0.0).queue_ms_max > 3e3 * longest_s
+
+
 def slow_by_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine like a CPU's: 1 ms a step, and 1 ms more for every 8 rows."""
     profile = EngineProfile("slow", "a CPU", "toy", "", "", 8.0, 0.0, 8000.0, 1.0, 8000.0, 0.0005)

@@ -75,6 +75,7 @@ class BenchRow:
     batch_rows_mean: float
     queue_ms_p50: float
     queue_ms_p99: float
+    queue_ms_max: float
     draft_ms_p50: float
     draft_ms_p99: float
     fairness_jain: float
@@ -158,6 +159,7 @@ def row_of(
         batch_rows_mean=rows.mean or 0.0,
         queue_ms_p50=float(np.percentile(queue_ms, 50)),
         queue_ms_p99=float(np.percentile(queue_ms, 99)),
+        queue_ms_max=float(queue_ms.max()),
         draft_ms_p50=float(np.percentile(draft_ms, 50)),
         draft_ms_p99=float(np.percentile(draft_ms, 99)),
         fairness_jain=jain(tokens),
