@@ -314,36 +314,34 @@ class Sessions:
     # ------------------------------------------------------------------------------------- the step
 
     def _launch(self, turns: tuple[Turn, ...], started_s: float) -> None:
-        """One engine step per head."""
-        ready_s = started_s
+        """One engine step per head. The accelerator idles until it is done: nothing here that can wait."""
+        ready_s = started_s  # since when the first of them could have run
         parts: list[Part] = []
         items: dict[str, list[WorkItem]] = {}
         places: dict[str, list[int]] = {}
         for place, turn in enumerate(turns):
             session = self._sessions[turn.key]
-            ready_s = min(ready_s, self._ready_s(session, turn))
-            part, item = self._part(session, turn, started_s)
-            parts.append(part)
-            head = session.head.name
+            rows, head = session.rows, session.head.name
+            assert rows is not None
             if head not in items:
                 items[head], places[head] = [], []
-            items[head].append(item)
             places[head].append(place)
+            if turn.phase is Phase.GROW:
+                ready_s = min(ready_s, self._last_step_s)
+                parts.append(Part(turn, session, rows, session.drafting))
+                items[head].append(Grow(rows))
+                continue
+            block = session.blocks[0]
+            ready_s = min(ready_s, block.arrived_s if block.started_s is None else self._last_step_s)
+            parts.append(Part(turn, session, rows, block))
+            items[head].append(self._extension(session, block, turn, started_s))
         self._flight = Flight(parts, places, started_s, started_s - max(self._last_step_s, ready_s))
         for head, work in items.items():
             self._engines[head].launch(work)
 
-    def _ready_s(self, session: Session, turn: Turn) -> float:
-        """Since when the turn could have run."""
-        if turn.phase is Phase.GROW or session.blocks[0].started_s is not None:
-            return self._last_step_s
-        return session.blocks[0].arrived_s
-
-    def _part(self, session: Session, turn: Turn, started_s: float) -> tuple[Part, WorkItem]:
+    def _extension(self, session: Session, block: Block, turn: Turn, started_s: float) -> Extend:
+        """The next rows of `block`, and the tree on them if it is time for that."""
         assert session.rows is not None
-        if turn.phase is Phase.GROW:
-            return Part(turn, session, session.rows, session.drafting), Grow(session.rows)
-        block = session.blocks[0]
         if block.started_s is None:
             block.started_s = started_s
         rows = slice(block.done, block.done + turn.rows)
@@ -351,11 +349,11 @@ class Sessions:
         block.done += turn.rows
         if turn.ends_block:
             session.blocks.popleft()
+        limits = None
         if turn.starts_tree:
             session.drafting = block
-        limits = self._tree_limits(session, block.rows.hints) if turn.starts_tree else None
-        item = Extend(session.rows, block.rows.tokens[rows], block.rows.features[rows], start, limits)
-        return Part(turn, session, session.rows, block), item
+            limits = self._tree_limits(session, block.rows.hints)
+        return Extend(session.rows, block.rows.tokens[rows], block.rows.features[rows], start, limits)
 
     def _still(self, part: Part) -> bool:
         """Whether the session has neither ended nor begun anew since the step was launched."""

@@ -119,7 +119,7 @@ def part_of(frame: FrameType | None) -> str:
 
 
 class Table:
-    """Devices and sessions at one table: no sockets, and nothing takes time but the work itself."""
+    """Devices and sessions at one table, in real time: no sockets, and nothing is sent but handed on."""
 
     def __init__(self, plan: BenchPlan, targets: int) -> None:
         offer, engines = open_heads(plan.config)
@@ -128,8 +128,7 @@ class Table:
         self.rounds, self.rows = 0, 0.0  # of the latest play
         self._sessions = Sessions(offer, engines, plan.config.limits, Policy.BATCHED, shape)
         self._inbox: list[tuple[int, Frames]] = []
-        self._now_s = 0.0
-        self._players = Players(plan.fleet, lambda: self._now_s)
+        self._players = Players(plan.fleet, time.monotonic)
         for number in range(targets):
             self._players.add(self._line(number))
         self._players.hello()
@@ -143,14 +142,14 @@ class Table:
             inbox, self._inbox = self._inbox, []
             for number, frames in inbox:
                 message = decode(frames)
-                self._sessions.receive(f"device-{number}", str(number).encode(), message, self._now_s)
-            stepped = self._sessions.step(lambda: self._now_s)
+                self._sessions.receive(f"device-{number}", str(number).encode(), message, time.monotonic())
+            stepped = self._sessions.step(time.monotonic)
             replies, self._sessions.outbox = self._sessions.outbox, []
             for reply in replies:
                 self._players.arrived(int(reply.route), reply.frames)
+            self._players.timers.run(time.monotonic())
             if not stepped and not self._inbox:
-                self._now_s = self._players.timers.next_s
-            self._players.timers.run(self._now_s)
+                time.sleep(max(0.0, self._players.timers.next_s - time.monotonic()))
         self.rounds, self.rows = len(played), seen.total - rows_before
         return len(played)
 
