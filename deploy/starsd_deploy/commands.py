@@ -6,6 +6,7 @@ is the absolute folder on the device.
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from starsd_deploy.inventory import Device, Role, UnitScope
 
 __all__ = [
     "ServiceLink",
+    "config_text",
     "engine_script",
     "gate_script",
     "key_name",
@@ -49,6 +51,18 @@ def run_script(device: Device, root: str, services: tuple[ServiceLink, ...]) -> 
     """The release's `run`: what the unit starts. Its working folder is the release, by its real path."""
     argv = _draft_argv(device, root) if device.role is Role.DRAFT else _target_argv(device, services)
     return _prelude(device, root) + f"exec {PYTHON} {shlex.join(argv)}\n"
+
+
+def config_text(device: Device, root: str, services: tuple[ServiceLink, ...]) -> str:
+    """The release's settings file, so that `starsd chat` on the device needs no flag; drafting needs none.
+
+    JSON's strings are TOML's, too.
+    """
+    if device.role is Role.DRAFT:
+        return ""
+    settings = {"bundle": f"{root}/current/bundle", "service": _addresses(services)}
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items() if value]
+    return "# written by starsd deploy; change fleet.toml instead\n[chat]\n" + "".join(lines)
 
 
 def gate_script(device: Device, root: str, services: tuple[ServiceLink, ...]) -> str:
@@ -95,9 +109,14 @@ def _target_argv(device: Device, services: tuple[ServiceLink, ...]) -> list[str]
         "--port",
         str(device.endpoint_port),
     ]
-    if services:  # `serve` takes one; the others are pinned and trusted, ready to be named by hand
-        argv += ["--service", services[0].address]
+    if services:
+        argv += ["--service", _addresses(services)]
     return [*argv, *device.arguments]
+
+
+def _addresses(services: tuple[ServiceLink, ...]) -> str:
+    """All services of a target, the preferred one first: it goes over to the next when one is lost."""
+    return ",".join(service.address for service in services)
 
 
 def _gate(device: Device, root: str, services: tuple[ServiceLink, ...]) -> list[tuple[str, list[str]]]:
@@ -116,7 +135,7 @@ def _prelude(device: Device, root: str) -> str:
 
 def _exports(device: Device, root: str) -> str:
     exports = {
-        "STARSD_CONFIG": f"{root}/config",
+        "STARSD_CONFIG": f"{root}/current/config",
         "STARSD_KEYS": f"{root}/keys",
         "STARSD_CACHE": f"{root}/cache",
         "STARSD_STATE": f"{root}/state",

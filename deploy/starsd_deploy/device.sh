@@ -146,10 +146,10 @@ bundle() { # bundle ID, then pairs SHA256 PATH
     settle "$root/bundles"
 }
 
-# release ID PYTHON SITE(-|site) RUN GATE MANIFEST UNPACK.PY N, then N pairs LINK CONTENT_ID, then pairs SHA256 WHEEL
+# release ID PYTHON SITE(-|site) RUN GATE CONFIG MANIFEST UNPACK.PY N, then N pairs LINK CONTENT_ID, then pairs SHA256 WHEEL
 release() {
-    id=$1 python=$2 site=$3 run=$4 gate_text=$5 manifest=$6 unpack=$7 links=$8
-    shift 8
+    id=$1 python=$2 site=$3 run=$4 gate_text=$5 config=$6 manifest=$7 unpack=$8 links=$9
+    shift 9
     here=$root/releases/$id
     [ -e "$here/complete" ] && return
     rm -rf "$here"
@@ -171,6 +171,7 @@ release() {
     printf '%s' "$manifest" | put "$here/release.json" 600
     printf '%s' "$run" | put "$here/run" 700
     printf '%s' "$gate_text" | put "$here/gate" 700
+    printf '%s' "$config" | put "$here/config/config.toml" 600
     rm -rf "$here/wheels"
     settle # the venv is thousands of files: all of it reaches the disk before the mark does
     : | put "$here/complete" 600
@@ -258,7 +259,7 @@ note() { printf '{"event": "%s", "release": "%s", "by": %s}\n' "$1" "$2" "$(cat 
 shim() { # the command for people who log in: always the current release's
     put "$root/bin/starsd" 700 <<EOF
 #!/bin/sh
-export STARSD_CONFIG="$root/config" STARSD_KEYS="$root/keys" STARSD_CACHE="$root/cache" STARSD_STATE="$root/state"
+export STARSD_CONFIG="$root/current/config" STARSD_KEYS="$root/keys" STARSD_CACHE="$root/cache" STARSD_STATE="$root/state"
 exec env -u PYTHONPATH "$root/current/venv/bin/python" -I -m starsd_edge "\$@"
 EOF
 }

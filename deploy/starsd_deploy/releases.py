@@ -6,11 +6,11 @@ input is the same release, so a second apply finds it there.
     <root>/
         blobs/<sha256>                 every uploaded file once; bundles are hard links to them
         bundles/<id>/                  a bundle or head, shared by releases
-        releases/<id>/                 venv/, run, gate, release.json, bundle -> ../../bundles/<id>
+        releases/<id>/                 venv/, run, gate, config/, release.json, bundle -> ../../bundles/<id>
             complete gated confirmed   how far it got: marks, each written last
         current -> releases/<id>       switched by rename
         history                        releases in the order they went live
-        config/ keys/ lease/ parts/ releases.log
+        keys/ engines/ cache/ state/ lease/ parts/ releases.log
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hashlib
 
 import msgspec
 
-from starsd_deploy.commands import ServiceLink, gate_script, run_script
+from starsd_deploy.commands import ServiceLink, config_text, gate_script, run_script
 from starsd_deploy.engine_key import engine_key
 from starsd_deploy.facts import Facts, Manifest, PythonFacts, State
 from starsd_deploy.inventory import Device, Runtime
@@ -73,6 +73,7 @@ def make_release(
         links={content.link: content.id for content in contents},
         run=run_script(device, root, services),
         gate=gate_script(device, root, services),
+        config=config_text(device, root, services),
         manifest="",
     )
     identity = (
@@ -83,6 +84,7 @@ def make_release(
         unnamed.links,
         unnamed.run,
         unnamed.gate,
+        unnamed.config,
     )
     digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
     release_id = f"{version}-{digest}"

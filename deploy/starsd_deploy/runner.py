@@ -179,7 +179,17 @@ def _release(shell: DeviceShell, step: Release) -> None:
     wheels = [word for wheel in step.wheels for word in (wheel.blob.sha256, wheel.name)]
     site = "site" if step.site_packages else "-"
     unpack = resources.files("starsd_deploy").joinpath("unpack.py").read_text("utf-8")
-    head = (step.id, step.python, site, step.run, step.gate, step.manifest, unpack, str(len(step.links)))
+    head = (
+        step.id,
+        step.python,
+        site,
+        step.run,
+        step.gate,
+        step.config,
+        step.manifest,
+        unpack,
+        str(len(step.links)),
+    )
     shell.do("release", *head, *links, *wheels, timeout_s=BUILD_TIMEOUT_S)
 
 

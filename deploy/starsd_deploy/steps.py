@@ -88,6 +88,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     links: dict[str, str]
     run: str
     gate: str
+    config: str
     manifest: str
 
 

@@ -108,6 +108,8 @@ def test_bare_device_serves_and_second_apply_does_nothing(
     assert sent == plan.upload_bytes > 0
     again, sent = apply(board, device, want)
     assert (again.steps, sent) == ((), 0)
+    settings = (board.root / "current" / "config" / "config.toml").read_text()
+    assert f'bundle = "{board.root}/current/bundle"' in settings
     secret = board.root / "keys" / "device.key"
     assert secret.stat().st_mode & 0o777 == 0o600
 

@@ -257,6 +257,20 @@ def test_release_name_depends_on_everything_that_makes_it() -> None:
     assert wanted("1.1", "").release.id != base
 
 
+def test_every_service_of_a_target_reaches_what_it_runs_and_its_settings() -> None:
+    """The first is preferred; a chat by hand on the device has the same ones as the endpoint."""
+    spare = ServiceLink("spare", "tcp://10.0.0.3:7731", KEY, is_fleet_device=False)
+    wheel_set = WheelSet(DeviceEnvironment("3.11", "x86_64", (2, 36)), ())
+    release = make_release(DEVICE, FACTS, "1.0", wheel_set, (), (SERVICE, spare))
+    both = "tcp://10.0.0.2:7731,tcp://10.0.0.3:7731"
+    assert f"--service {both}" in release.run
+    assert f'service = "{both}"\n' in release.config
+    assert f'bundle = "{FACTS.state.root}/current/bundle"\n' in release.config
+    assert "ping tcp://10.0.0.3:7731" in release.gate
+    drafting = Device(name="desk", roles=(Role.DRAFT,), head="/h")
+    assert make_release(drafting, FACTS, "1.0", wheel_set, (), ()).config == ""
+
+
 def live(*history: str, current: str, ungated: tuple[str, ...] = ()) -> State:
     releases = tuple(ReleaseFacts(name, True, name not in ungated, True) for name in sorted(set(history)))
     return State(releases=releases, history=history, current=current)
