@@ -103,6 +103,16 @@ tail -n "$lines" {home}/run/"$unit".log
 """
 
 
+# Counts renames, by which everything that lasts is marked as done, and kills who asks for number `cut_at`.
+MV = """\
+#!/bin/sh
+count=$(($(cat {home}/run/renames 2>/dev/null) + 1))
+echo $count >{home}/run/renames
+if [ $count = "$(cat {home}/run/cut_at 2>/dev/null)" ]; then kill -KILL $PPID; exit 1; fi
+exec /bin/mv "$@"
+"""
+
+
 class LoopbackDevice:
     """One sshd with its own home; `close` ends it and what it started."""
 
@@ -131,6 +141,7 @@ class LoopbackDevice:
             "journalctl": JOURNALCTL.format(home=self.home),
             "loginctl": "#!/bin/sh\necho yes\n",
             "sudo": "#!/bin/sh\nexit 1\n",
+            "mv": MV.format(home=self.home),
         }.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
@@ -192,6 +203,14 @@ class LoopbackDevice:
         self.stop_service()
         for pid in _children(self._sshd.pid):
             _kill_tree(pid)
+
+    def cut_at_rename(self, number: int | None) -> int:
+        """Let what runs on the device die just before its rename `number` from now; those that there were."""
+        renames, cut_at = self.home / "run" / "renames", self.home / "run" / "cut_at"
+        before = int(renames.read_text()) if renames.exists() else 0
+        renames.write_text("0")
+        cut_at.write_text("" if number is None else str(number))
+        return before
 
     def cut_connections(self) -> None:
         """End sshd's sessions and nothing else, as a pulled cable does."""

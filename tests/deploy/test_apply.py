@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import threading
@@ -180,38 +181,79 @@ class Cut(Quiet):
             self.connection.close()
 
 
-@pytest.mark.slow
-def test_cut_before_and_after_every_step_leaves_a_serving_device_that_the_next_apply_finishes(
-    board: LoopbackDevice, device: Device, tmp_path: Path
-) -> None:
-    """Fault points are the steps of a real update, enumerated; every second cut is a power cut."""
+@dataclass
+class Updated:
+    """A device with release 1.0, to be put back to that state again and again, and the way to 2.0."""
+
+    board: LoopbackDevice
+    device: Device
+    snapshot: Path
+    want: Want
+
+    def put_back(self) -> None:
+        self.board.stop_service()
+        shutil.rmtree(self.board.root)
+        shutil.copytree(self.snapshot, self.board.root, symlinks=True)
+        self.board.boot()
+        await_answer(self.device)
+
+    def assert_serving_and_finished_by_the_next_apply(self, where: object) -> None:
+        await_answer(self.device)
+        assert answer(self.device) in {"1.0", "2.0"}, where
+        (self.board.root / "lease" / "beat").unlink(missing_ok=True)  # the dead deployer's time is over
+        apply(self.board, self.device, self.want)
+        assert answer(self.device) == "2.0", where
+        assert plan_of(self.board, self.device, self.want).steps == (), where
+
+
+@pytest.fixture
+def updated(board: LoopbackDevice, device: Device, tmp_path: Path) -> Updated:
     device = msgspec.structs.replace(device, keep_releases=1)
     apply(board, device, wanted_factory(tmp_path, "1.0"))
     board.stop_service()
     snapshot = tmp_path / "snapshot"
     shutil.copytree(board.root, snapshot, symlinks=True)
-    want = wanted_factory(tmp_path, "2.0")
-    count = len(plan_of(board, device, want).steps)
+    board.boot()
+    return Updated(board, device, snapshot, wanted_factory(tmp_path, "2.0"))
+
+
+@pytest.mark.slow
+def test_cut_at_every_step_leaves_a_serving_device_that_the_next_apply_finishes(updated: Updated) -> None:
+    """Fault points are the steps of a real update, enumerated: the cable cut before one, the power after the
+    next."""
+    board, device = updated.board, updated.device
+    count = len(plan_of(board, device, updated.want).steps)
     assert count >= 7
-    for number in range(2 * count):
-        index, at_end = divmod(number, 2)
-        shutil.rmtree(board.root)
-        shutil.copytree(snapshot, board.root, symlinks=True)
-        board.boot()
-        await_answer(device)
-        plan = plan_of(board, device, want)
+    for index in range(count):
+        updated.put_back()
+        plan = plan_of(board, device, updated.want)
+        at_end = index % 2 == 1
         with board.connect() as connection, pytest.raises(StarSDError):
-            carry_out(connection, device, plan, Cut(connection, index, bool(at_end)))
+            carry_out(connection, device, plan, Cut(connection, index, at_end))
         if at_end:
             board.lose_power()
             board.boot()
-        await_answer(device)
-        assert answer(device) in {"1.0", "2.0"}, plan.steps[index]
-        (board.root / "lease" / "beat").unlink(missing_ok=True)  # the dead deployer's time is over
-        apply(board, device, want)
-        assert answer(device) == "2.0", plan.steps[index]
-        assert plan_of(board, device, want).steps == (), plan.steps[index]
-        board.stop_service()
+        updated.assert_serving_and_finished_by_the_next_apply(plan.steps[index])
+
+
+@pytest.mark.slow
+def test_cut_in_the_middle_of_steps_leaves_a_serving_device_that_the_next_apply_finishes(
+    updated: Updated,
+) -> None:
+    """What a device has done is marked by a rename each time, so cuts before renames leave all the states
+    there are; every second one is tried, for the time it takes."""
+    board = updated.board
+    board.cut_at_rename(None)
+    apply(board, updated.device, updated.want)
+    count = board.cut_at_rename(None)
+    assert count >= 12
+    for number in range(1, count + 1, 2):
+        updated.put_back()
+        board.cut_at_rename(number)
+        with contextlib.suppress(StarSDError):  # a heartbeat more or less, and the last one is never reached
+            apply(board, updated.device, updated.want)
+        board.cut_at_rename(None)
+        updated.assert_serving_and_finished_by_the_next_apply(f"rename {number} of {count}")
 
 
 def await_answer(device: Device) -> None:
