@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -48,6 +49,7 @@ EXPORTER = 4  # raised when the same source gives another graph or other weights
 OPSET = 21  # ONNX Runtime >= 1.20
 STANDARD_OPSET = 17  # the newest that TensorRT 8.5 documents
 INT4_OPSET = 21  # blocked DequantizeLinear of INT4 came with it; TensorRT >= 10
+ASIDE = "old"  # ends the name of a bundle that is about to be replaced
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BYTES_PER_WEIGHT = {
     "fp32": 4.0,
@@ -220,6 +222,7 @@ def check_target(out: Path, settings: ExportSettings) -> None:
     if settings.quant not in SUPPORTED[settings.flavour]:
         choices = ", ".join(SUPPORTED[settings.flavour])
         raise UsageError(f"no {settings.quant} for {settings.flavour}; choose one of {choices}")
+    remove_abandoned(out.resolve())
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / MANIFEST_NAME).exists():
@@ -251,14 +254,12 @@ def estimate_bytes(shape: ModelShape, quant: str) -> int:
 
 @contextlib.contextmanager
 def staging_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`, removed whatever happens; leftovers of killed exports are removed
-    first.
-    """
-    parent = out.absolute().parent
+    """A hidden folder beside `out`, removed whatever happens."""
+    out = out.resolve()
+    parent = out.parent
     folder = parent / f"{staging_prefix(out)}{os.getpid()}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(parent, staging_prefix(out))
         folder.mkdir()
         yield folder
     except OSError as error:
@@ -275,22 +276,32 @@ def staging_prefix(out: Path) -> str:
     return f".{out.name}.partial-"
 
 
-def remove_abandoned(parent: Path, prefix: str) -> None:
-    for folder in parent.glob(f"{prefix}*"):
-        pid = folder.name[len(prefix) :]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+def remove_abandoned(out: Path) -> None:
+    """What killed exports to `out` left; a bundle that one of them had moved aside is put back first."""
+    parent, prefix = out.absolute().parent, staging_prefix(out)
+    for folder in sorted(parent.glob(f"{glob.escape(prefix)}*")):
+        pid, _, aside = folder.name[len(prefix) :].partition("-")
+        if not pid.isdigit() or Path(f"/proc/{pid}").exists():
+            continue
+        if aside and not out.exists():
+            folder.rename(out)
+        elif folder.is_symlink():
+            folder.unlink()
+        else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(folder: Path, out: Path) -> None:
-    """Rename; an old bundle stays usable until the instant before."""
-    old = folder.with_name(f"{staging_prefix(out)}{os.getpid()}-old")
+    """Rename; an old bundle stays usable until the instant before, and is back if that instant fails. Of a
+    link, what it leads to is replaced."""
+    out = out.resolve()
+    old = out.with_name(f"{staging_prefix(out)}{os.getpid()}-{ASIDE}")
     if out.exists():
         out.rename(old)
     try:
         folder.rename(out)
-    except OSError:
-        if old.exists():
+    except BaseException:
+        if old.exists() and not out.exists():
             old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -84,6 +84,47 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tiny: Callable[[str], 
     assert [item.name for item in tmp_path.iterdir()] == ["bundle"]
 
 
+def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(
+    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, folder, rename = tmp_path / "bundle", tiny("llama grouped").folder, Path.rename
+    before = export(folder, out, ExportSettings(quant="int8")).manifest
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target == out and not path.name.endswith("old"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export(folder, out, ExportSettings(quant="fp32", replace=True))
+    assert Bundle.open(out).manifest == before
+    assert [item.name for item in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_that_a_killed_export_had_moved_aside_is_put_back(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    out, folder = tmp_path / "bundle", tiny("llama grouped").folder
+    before = export(folder, out, ExportSettings(quant="int8")).manifest
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    out.rename(tmp_path / f".bundle.partial-{dead.pid}-old")
+    (tmp_path / f".bundle.partial-{dead.pid}").mkdir()
+    with pytest.raises(UsageError, match="--replace"):
+        export(folder, out, ExportSettings())
+    assert Bundle.open(out).manifest == before
+    assert [item.name for item in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_of_a_link_what_it_leads_to_is_replaced(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    export(tiny("llama grouped").folder, tmp_path / "link", ExportSettings())
+    assert Bundle.open(tmp_path / "real").manifest
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "real"]
+
+
 def test_nothing_is_written_over_without_being_told(tiny: Callable[[str], Any], tmp_path: Path) -> None:
     folder = tiny("llama grouped").folder
     export(folder, tmp_path / "bundle", ExportSettings())

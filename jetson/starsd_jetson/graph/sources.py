@@ -18,10 +18,13 @@ import numpy as np
 from starsd_edge.errors import BundleError, MissingDependencyError
 from starsd_edge.extras import install_hint
 from starsd_edge.types import Float32Array
+from starsd_jetson.graph.plausible import check_shape, check_tensor
 from starsd_jetson.graph.shape import ModelShape, RopeScaling
 
 __all__ = ["GgufSource", "HuggingFaceSource", "WeightSource", "open_source"]
 
+# What reading numbers from a damaged or odd file ends in.
+UNUSABLE = (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError, AttributeError, IndexError)
 READ_BLOCK_BYTES = 1 << 22  # large enough that hashing is bound by the disk
 
 
@@ -48,6 +51,33 @@ class WeightSource(Protocol):
         ...
 
 
+class _Checked:
+    """What both kinds of source have in common: nothing of them is believed unseen."""
+
+    path: Path
+    shape: ModelShape
+
+    def has(self, name: str) -> bool:
+        raise NotImplementedError
+
+    def read(self, name: str) -> Float32Array:
+        raise NotImplementedError
+
+    def tensor(self, name: str) -> Float32Array:
+        try:
+            values = self.read(name)
+        except ValueError as error:  # rows that do not divide among the heads
+            raise BundleError(f"{self.path}: tensor {name} does not fit the model ({error})") from error
+        check_tensor(name, values, self.shape, self.path)
+        return values
+
+    def check(self) -> None:
+        """Raises BundleError."""
+        check_shape(self.shape, self.path)
+        if self.has(f"model.layers.{self.shape.num_layers}.input_layernorm.weight"):
+            raise BundleError(f"{self.path}: it holds more layers than the {self.shape.num_layers} it says")
+
+
 def open_source(path: Path) -> WeightSource:
     """A GGUF file or a Hugging Face folder. Raises BundleError for anything else, naming what was found."""
     if path.is_dir():
@@ -63,6 +93,10 @@ def open_source(path: Path) -> WeightSource:
             f"{path}: neither a GGUF file nor a folder with config.json (it starts with {magic!r})"
         )
     return GgufSource(path)
+
+
+def _reason(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def hash_files(paths: list[Path]) -> str:
@@ -104,7 +138,7 @@ GGUF_MODEL_NAMES = {
 }
 
 
-class GgufSource:
+class GgufSource(_Checked):
     """A GGUF file of a Llama-architecture model. Raises BundleError for another architecture or a cut
     file.
     """
@@ -124,7 +158,11 @@ class GgufSource:
         self.fields: dict[str, Any] = {key: field.contents for key, field in self.reader.fields.items()}
         self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.check_complete()
-        self.shape = self.read_shape()
+        try:
+            self.shape = self.read_shape()
+        except UNUSABLE as error:
+            raise BundleError(f"{path}: its metadata cannot be used ({_reason(error)})") from error
+        self.check()
 
     @property
     def name(self) -> str:
@@ -211,7 +249,7 @@ class GgufSource:
             kind = tensor.tensor_type.name
             raise BundleError(f"{self.path}: {name} is stored as {kind}, which cannot be read") from error
 
-    def tensor(self, name: str) -> Float32Array:
+    def read(self, name: str) -> Float32Array:
         weight = self.raw_tensor(self.gguf_name(name))
         permuted = str(self.field("general.architecture")) in GGUF_PERMUTED
         if permuted and ".self_attn.q_proj." in name:
@@ -235,15 +273,19 @@ def unpermute(weight: Float32Array, num_heads: int) -> Float32Array:
 HF_ARCHITECTURES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
-class HuggingFaceSource:
+class HuggingFaceSource(_Checked):
     """A folder with config.json and (sharded) safetensors, or pytorch_model*.bin read through torch's
     weights_only loader. Raises BundleError for another architecture or a missing or damaged file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = self.read_config()
-        self.shape = self.read_shape()
+        try:
+            self.shape = self.read_shape()
+        except UNUSABLE as error:
+            raise BundleError(f"{path / 'config.json'}: cannot be used ({_reason(error)})") from error
         self.readers = self.open_weights()
+        self.check()
 
     @property
     def name(self) -> str:
@@ -255,7 +297,7 @@ class HuggingFaceSource:
             raise BundleError(f"{self.path}: no config.json; give a GGUF file or a Hugging Face model folder")
         try:
             config = json.loads(file.read_text("utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise BundleError(f"{file}: not JSON ({error})") from error
         if not isinstance(config, dict):
             raise BundleError(f"{file}: not a JSON object")
@@ -273,27 +315,24 @@ class HuggingFaceSource:
             )
         if config.get("mlp_bias") or (kind != "qwen2" and config.get("attention_bias")):
             raise BundleError(f"{self.path}: biases outside Qwen2's projections are not supported")
-        try:
-            num_heads = int(config["num_attention_heads"])
-            return ModelShape(
-                architecture=HF_ARCHITECTURES[kind],
-                num_layers=int(config["num_hidden_layers"]),
-                hidden_size=int(config["hidden_size"]),
-                ffn_size=int(config["intermediate_size"]),
-                num_heads=num_heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-                head_dim=int(config.get("head_dim") or config["hidden_size"] // num_heads),
-                vocab_size=int(config["vocab_size"]),
-                max_len=read_max_len(config),
-                norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                rope_theta=read_rope_theta(config),
-                rope_scaling=read_rope_scaling(config, self.path),
-                tied_embedding=bool(config.get("tie_word_embeddings", False)),
-                qkv_bias=kind == "qwen2",
-                qk_norm=kind == "qwen3",
-            )
-        except KeyError as error:
-            raise BundleError(f"{self.path / 'config.json'}: no {error}") from error
+        num_heads = whole(config["num_attention_heads"])
+        return ModelShape(
+            architecture=HF_ARCHITECTURES[kind],
+            num_layers=whole(config["num_hidden_layers"]),
+            hidden_size=whole(config["hidden_size"]),
+            ffn_size=whole(config["intermediate_size"]),
+            num_heads=num_heads,
+            num_kv_heads=whole(config.get("num_key_value_heads") or num_heads),
+            head_dim=whole(config.get("head_dim") or config["hidden_size"] // num_heads),
+            vocab_size=whole(config["vocab_size"]),
+            max_len=read_max_len(config),
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_theta=read_rope_theta(config),
+            rope_scaling=read_rope_scaling(config, self.path),
+            tied_embedding=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=kind == "qwen2",
+            qk_norm=kind == "qwen3",
+        )
 
     def open_weights(self) -> dict[str, Callable[[], Float32Array]]:
         files = sorted(self.path.glob("*.safetensors"))
@@ -307,7 +346,7 @@ class HuggingFaceSource:
     def has(self, name: str) -> bool:
         return name in self.readers
 
-    def tensor(self, name: str) -> Float32Array:
+    def read(self, name: str) -> Float32Array:
         read = self.readers.get(name)
         if read is None:
             raise BundleError(f"{self.path}: tensor {name} is missing")
@@ -316,6 +355,13 @@ class HuggingFaceSource:
     def sha256(self) -> str:
         files = sorted(self.path.glob("*.safetensors")) or sorted(self.path.glob("pytorch_model*.bin"))
         return hash_files(files)
+
+
+def whole(value: Any) -> int:
+    """A whole number of a JSON file. Raises ValueError for 1.5, null or text."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is no whole number")
+    return value
 
 
 def read_max_len(config: dict[str, Any]) -> int:
@@ -361,15 +407,21 @@ SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
 def open_safetensors(path: Path) -> dict[str, Callable[[], Float32Array]]:
     """Readers of the tensors of one file; each reads its own bytes when called. The format is 8 bytes of
     header length, a JSON header and raw little-endian data (read here because bfloat16 has no numpy type)."""
+    try:
+        return _open_safetensors(path)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error.strerror}); fetch it again") from error
+    except (*UNUSABLE, RecursionError) as error:
+        raise BundleError(f"{path}: damaged safetensors header ({_reason(error)})") from error
+
+
+def _open_safetensors(path: Path) -> dict[str, Callable[[], Float32Array]]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > size - 8:
             raise BundleError(f"{path}: cut short or not a safetensors file; fetch it again")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise BundleError(f"{path}: damaged safetensors header ({error})") from error
+        header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     start = 8 + length
     readers: dict[str, Callable[[], Float32Array]] = {}

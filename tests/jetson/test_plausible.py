@@ -1,0 +1,96 @@
+"""Sources that lie about themselves are refused at export, with the file and the tensor named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from starsd_edge.errors import BundleError
+from starsd_jetson.graph.sources import open_source
+
+
+@pytest.fixture
+def folder(tiny: Callable[[str], Any], tmp_path: Path) -> Path:
+    """A model that may be spoilt."""
+    copy = tmp_path / "model"
+    shutil.copytree(tiny("llama grouped").folder, copy)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", 1),  # of two
+        ("num_hidden_layers", 1.5),
+        ("hidden_size", None),
+        ("hidden_size", "x"),
+        ("intermediate_size", -3),
+        ("num_attention_heads", 0),
+        ("vocab_size", [1]),
+        ("rms_norm_eps", None),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", "x"),
+        ("rope_theta", -1),
+        ("rope_scaling", "linear"),
+        ("rope_scaling", {"type": "linear", "factor": 0}),
+        ("max_position_embeddings", 1 << 40),
+        ("max_position_embeddings", 3),
+    ],
+)
+def test_a_number_that_no_model_has_is_refused(key: str, value: object, folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
+    with pytest.raises(BundleError, match=str(folder)) as refused:
+        open_source(folder)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_weight_that_is_no_number_is_refused_by_its_name(bad: float, folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    spoil(
+        folder, name, lambda weight: np.where(np.arange(weight.size).reshape(weight.shape) == 5, bad, weight)
+    )
+    with pytest.raises(BundleError, match=f"{name} holds NaN or infinity"):
+        open_source(folder).tensor(name)
+
+
+def test_a_weight_of_another_shape_is_refused_by_its_name(folder: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    spoil(folder, name, lambda weight: np.ascontiguousarray(weight.T))
+    with pytest.raises(BundleError, match=f"tensor {name} is"):
+        open_source(folder).tensor(name)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b'{"a": {}}', b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}'],
+)
+def test_an_odd_safetensors_header_is_one_clear_line(header: bytes, folder: Path) -> None:
+    file = next(folder.glob("*.safetensors"))
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"0000")
+    with pytest.raises(BundleError, match="safetensors"):
+        open_source(folder)
+
+
+def test_a_weight_file_that_is_a_dangling_link_is_named(folder: Path) -> None:
+    file = next(folder.glob("*.safetensors"))
+    file.unlink()
+    file.symlink_to("gone")
+    with pytest.raises(BundleError, match="cannot be read"):
+        open_source(folder)
+
+
+def spoil(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    file = next(folder.glob("*.safetensors"))
+    tensors = load_file(file)
+    tensors[name] = change(tensors[name]).astype(tensors[name].dtype)
+    save_file(tensors, file)
