@@ -502,4 +502,4 @@ class EdgeConnection:
         self.reason = reason
 
     def _block(self, why: str) -> None:
-        self._blocked = f"this context is decoded plainly: {why}"
+        self._blocked = f"this context is not drafted: {why}"

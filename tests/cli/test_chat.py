@@ -183,3 +183,19 @@ def test_a_lost_service_shows_in_the_status_line_and_nowhere_else(
         assert 0 == terminal.expect_exit()
     history = Path(environ["STARSD_STATE"]) / "chat_history"
     assert "Who?" in history.read_text()
+
+
+@pytest.mark.parametrize("off", ["flag", "environment"])
+def test_history_can_be_off(off: str, bundle: Path, environ: dict[str, str]) -> None:
+    options = ["--bundle", str(bundle), "--max-tokens", "2", *(["--no-history"] if off == "flag" else [])]
+    homes = {**environ, **({"STARSD_NO_HISTORY": "1"} if off == "environment" else {})}
+    with Terminal([*STARSD, "chat", *options], homes) as terminal:
+        terminal.expect(lambda _: terminal.cursor_line == ">>>")
+        terminal.send("a remarkable question\r")
+        terminal.expect("cut at the token limit")
+        terminal.expect(lambda _: terminal.cursor_line == ">>>")
+        terminal.send("\x1b[A")  # within the chat it is still there
+        terminal.expect(lambda _: terminal.cursor_line == ">>> a remarkable question")
+        terminal.send("\x15/bye\r")
+        assert 0 == terminal.expect_exit()
+    assert [] == [file for file in Path(environ["STARSD_STATE"]).glob("**/*") if file.is_file()]

@@ -326,7 +326,7 @@ def test_a_head_that_does_not_fit_is_named_and_tried_rarely() -> None:
 
 def test_a_limit_of_the_service_ends_drafting_for_the_context_only(pair: Pair) -> None:
     pair.edge.receive(encode(Error(Head(5, 1), ErrorCode.LIMIT, "too much")), 0.0)
-    assert pair.edge.drafter_state().reason == "this context is decoded plainly: too much"
+    assert pair.edge.drafter_state().reason == "this context is not drafted: too much"
     pair.edge.update(committed(10, 12), 0.0)
     pair.edge.update(committed(12, 13), 0.0)
     assert pair.edge.take_frames() == []
