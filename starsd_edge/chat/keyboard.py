@@ -1,4 +1,5 @@
-"""What the keyboard does while an answer runs: Ctrl-C ends it, and typing ahead does not write into it."""
+"""What the keyboard does while an answer runs: Ctrl-C ends it, and typing ahead does not write into it. And
+the terminal is given back as it was, whatever ends the chat."""
 
 from __future__ import annotations
 
@@ -9,10 +10,15 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TextIO
 
 from starsd_edge.chat.backend import Backend
 
-__all__ = ["Interrupts", "interrupts_stop", "typed_ahead_unseen"]
+__all__ = ["Interrupts", "interrupts_stop", "terminal_given_back", "typed_ahead_unseen"]
+
+# Bracketed paste off, cursor shown, plain letters.
+AS_FOUND = "\x1b[?2004l\x1b[?25h\x1b[0m"
+SIGNAL_EXIT_CODE = 128  # and the signal's number, as shells report it
 
 
 class Interrupts:
@@ -50,12 +56,11 @@ def interrupts_stop(backend: Backend) -> Iterator[Interrupts]:
 @contextmanager
 def typed_ahead_unseen() -> Iterator[None]:
     """Keys are kept for the next prompt but not echoed into the answer. Without a terminal: nothing."""
-    try:
-        terminal = sys.stdin.fileno()
-        before = termios.tcgetattr(terminal)
-    except (OSError, ValueError, termios.error):
+    before = _modes()
+    if before is None:
         yield
         return
+    terminal = sys.stdin.fileno()
     silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     termios.tcsetattr(terminal, termios.TCSANOW, silent)
     try:
@@ -63,3 +68,33 @@ def typed_ahead_unseen() -> Iterator[None]:
     finally:
         with contextlib.suppress(termios.error):  # the terminal has gone
             termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+@contextmanager
+def terminal_given_back(out: TextIO) -> Iterator[None]:
+    """The terminal is as it was before, also after an exception, SIGTERM or SIGHUP; these two end the program
+    in order."""
+    before = _modes()
+    handlers = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if before is not None:
+            with contextlib.suppress(OSError, ValueError, termios.error):  # the terminal has gone
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, before)
+                out.write(AS_FOUND)
+                out.flush()
+
+
+def _modes() -> list[Any] | None:
+    """What the terminal does with keys; None without one."""
+    try:
+        return termios.tcgetattr(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError, termios.error):
+        return None
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(SIGNAL_EXIT_CODE + number)

@@ -22,6 +22,7 @@ from prompt_toolkit.styles import Style
 from starsd_edge.chat.commands import Action, complete_command, is_command, run_command
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.history import clear_history, open_history
+from starsd_edge.chat.keyboard import terminal_given_back
 from starsd_edge.chat.screen import clip
 from starsd_edge.chat.show import Look, say, show_answer
 from starsd_edge.chat.status import figures_line, link_words
@@ -72,8 +73,14 @@ class Repl:
             output=terminal_output,
         )
 
-    def run(self) -> None:
-        """Until the user leaves."""
+    def run(self, first: str | None = None) -> None:
+        """Until the user leaves; `first` is answered before they are asked."""
+        with terminal_given_back(self._look.out):
+            if first is not None:
+                show_answer(self._conversation, self._conversation.ask(first), self._look)
+            self._loop()
+
+    def _loop(self) -> None:
         draft = ""
         while True:
             try:

@@ -195,7 +195,7 @@ def _answer_once(conversation: Conversation, question: str, *, as_json: bool) ->
 
 def _interact(conversation: Conversation, question: str | None, *, quiet: bool, history: bool) -> None:
     from starsd_edge.chat.repl import Repl
-    from starsd_edge.chat.show import Look, show_answer
+    from starsd_edge.chat.show import Look
     from starsd_edge.config import state_dir
 
     look = Look(
@@ -204,9 +204,7 @@ def _interact(conversation: Conversation, question: str | None, *, quiet: bool, 
         colour=not os.environ.get("NO_COLOR"),
         quiet=quiet,
     )
-    if question is not None:
-        show_answer(conversation, conversation.ask(question), look)
-    Repl(conversation, look, state_dir() if history else None).run()
+    Repl(conversation, look, state_dir() if history else None).run(question)
 
 
 def _banner(backend: Backend, server: str | None) -> str:

@@ -63,8 +63,9 @@ class Terminal:
             self._write(ENTER)
             yield self
         finally:
-            self._write(LEAVE)
-            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+            with contextlib.suppress(OSError, termios.error):  # the terminal has gone
+                termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+                self._write(LEAVE)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 

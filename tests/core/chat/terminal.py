@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 import pyte
 
@@ -77,6 +78,11 @@ class Terminal:
         """The user pulls at the window's corner."""
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._screen.resize(rows, columns)
+
+    @property
+    def modes(self) -> list[Any]:
+        """What the terminal does with keys now."""
+        return termios.tcgetattr(self._fd)
 
     def send(self, keys: str) -> None:
         os.write(self._fd, keys.encode())

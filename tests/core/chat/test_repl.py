@@ -281,3 +281,20 @@ def test_three_quotes_keep_a_text_open(expected: bool, text: str) -> None:
 def test_quotes_are_taken_off_a_closed_text_only() -> None:
     assert "a\nb" == unquote_block('"""\na\nb\n"""')
     assert 'say """a"""' == unquote_block('say """a"""')
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("answering", [False, True])
+def test_a_signal_that_ends_the_chat_gives_the_terminal_back(number: signal.Signals, answering: bool) -> None:
+    """It was left raw, and with every paste in brackets."""
+    with chat(script="fox " * 3000, max_len=20000, round_s=0.02) as terminal:
+        before = terminal.modes
+        terminal.expect(lambda _: terminal.cursor_line == ">>>")
+        if answering:
+            terminal.send("Go\r")
+            terminal.expect("fox fox fox")
+        assert before != terminal.modes
+        terminal.process.send_signal(number)
+        assert 128 + number == terminal.expect_exit()
+        assert before == terminal.modes
+        assert terminal.raw.rindex(b"\x1b[?2004l") > terminal.raw.rindex(b"\x1b[?2004h")
