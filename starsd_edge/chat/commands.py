@@ -225,7 +225,10 @@ ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/retry": "/regen"}
 def _path(argument: str, usage: str) -> Path:
     if not argument:
         raise UsageError(f"{usage}: name a file")
-    return Path(argument).expanduser()
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError as error:  # "~nobody"
+        raise UsageError(f"{argument}: {error}") from error
 
 
 def _columns(rows: list[tuple[str, str]]) -> list[str]:

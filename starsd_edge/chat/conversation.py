@@ -6,6 +6,7 @@ how much of it is in its KV cache, so an edit, /regen or /load needs nothing but
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -75,19 +76,22 @@ class Conversation:
             "settings": {name: show_setting(self.settings, name) for name in SETTINGS},
             "messages": [{"role": m.role.value, "content": m.content} for m in self.messages],
         }
-        part = path.with_name(path.name + ".part")
+        part = path.parent / (path.name + ".part")  # "/" has no name
         try:
+            if path.is_dir():
+                raise UsageError(f"cannot save to {path}: it is a folder; name a file in it")
             part.write_text(json.dumps(saved, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
             part.replace(path)
-        except (OSError, UnicodeEncodeError) as error:
-            part.unlink(missing_ok=True)
+        except (OSError, ValueError) as error:  # a letter that no file can hold, a path that none can have
+            with contextlib.suppress(OSError, ValueError):
+                part.unlink(missing_ok=True)
             raise UsageError(f"cannot save to {path}: {error}") from error
 
     def load(self, path: Path) -> None:
         """Continue a saved conversation with its settings. Raises UsageError for a file that is none."""
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"cannot load {path}: {error}") from error
         messages, settings = _read_saved(saved, path)
         self.clear()

@@ -26,7 +26,7 @@ from starsd_edge.chat.keyboard import terminal_given_back
 from starsd_edge.chat.screen import clip
 from starsd_edge.chat.show import Look, say, show_answer
 from starsd_edge.chat.status import figures_line, link_words
-from starsd_edge.errors import StarSDError
+from starsd_edge.errors import StarSDError, UsageError
 
 __all__ = ["Repl", "is_open_block", "unquote_block"]
 
@@ -129,12 +129,17 @@ class Repl:
                 return outcome.action, self._edit(outcome.text)
             return outcome.action, ""
         except StarSDError as error:
-            say(self._look, str(error))
-            return Action.NONE, ""
+            failure = str(error)
+        except KeyboardInterrupt:
+            failure = "interrupted"
+        except Exception as error:  # a command that fails takes no conversation with it
+            failure = f"{line.split()[0]} failed: {type(error).__name__}: {error}"
+        say(self._look, failure)
+        return Action.NONE, ""
 
     def _copy(self, text: str) -> None:
         """OSC 52 reaches the clipboard of the terminal the user sits at, also through SSH."""
-        data = text.encode()[:MAX_OSC52_BYTES]
+        data = text.encode(errors="replace")[:MAX_OSC52_BYTES]
         self._look.out.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
         self._look.out.flush()
 
@@ -142,7 +147,13 @@ class Repl:
         """What the user's editor makes of `text`."""
         import click
 
-        edited = click.edit(text, extension=".md", require_save=False)
+        try:
+            edited = click.edit(text, extension=".md", require_save=False)
+        except (click.ClickException, OSError, ValueError) as error:
+            said = error.message if isinstance(error, click.ClickException) else str(error)
+            raise UsageError(
+                f"the editor cannot be run ({said}): set EDITOR to one, and begin again"
+            ) from error
         return (edited or "").rstrip("\n")
 
     def _toolbar(self) -> FormattedText:

@@ -73,6 +73,8 @@ def show_answer(conversation: Conversation, events: Iterator[AnswerEvent], look:
             failure = str(error)
         except KeyboardInterrupt:
             failure = "interrupted"
+        except Exception as error:  # nor does an answer that fails end the chat
+            failure = f"the answer failed: {type(error).__name__}: {error}"
     screen.write(text.flush(), text.column)
     screen.close()
     if failure:

@@ -162,3 +162,11 @@ def test_a_changed_setting_is_shown_with_what_the_model_suggested(conversation: 
     shown = run_command(conversation, "/show").lines
     assert "top_p               0.9" in shown
     assert "stop                END  (began with (none))" in shown
+
+
+@pytest.mark.parametrize("place", ["/", ".", "~nobody-of-this-name/x", "a\0b", "n" * 300, "/dev/null/x"])
+@pytest.mark.parametrize("verb", ["/save", "/load"])
+def test_a_place_that_holds_no_file_is_one_line(conversation: Conversation, verb: str, place: str) -> None:
+    """Each was an exception that ended the chat, and the conversation with it."""
+    with pytest.raises(UsageError):
+        run_command(conversation, f"{verb} {place}")

@@ -298,3 +298,13 @@ def test_a_signal_that_ends_the_chat_gives_the_terminal_back(number: signal.Sign
         assert 128 + number == terminal.expect_exit()
         assert before == terminal.modes
         assert terminal.raw.rindex(b"\x1b[?2004l") > terminal.raw.rindex(b"\x1b[?2004h")
+
+
+@pytest.mark.parametrize("editor", ["'unbalanced", "/nowhere/editor", "false"])
+def test_an_editor_that_cannot_be_run_ends_no_chat(editor: str) -> None:
+    with chat(script=FOX, environ={"EDITOR": editor, "VISUAL": editor}) as terminal:
+        enter(terminal, "/edit\r")
+        terminal.expect("the editor cannot be run")
+        enter(terminal, "/save /\r")
+        terminal.expect("cannot save to /")
+        leave(terminal)
