@@ -68,6 +68,7 @@ class Gateway:
         self._address = bind(self._router, config.bind)
         self._monitor = self._peers.open_publisher(config.monitor) if config.monitor else None
         self._worker = connect_worker_socket(self._context, Path(config.folder), bind=False)
+        self._without_worker = BusyReason.STARTING  # what it means that there is none
         self._poller = zmq.Poller()
         for socket in (self._router, self._worker):
             self._poller.register(socket, zmq.POLLIN)
@@ -94,10 +95,14 @@ class Gateway:
             if not ready_said and self._worker.poll(0, zmq.POLLOUT):
                 child.tell_ready(address=self.address, monitor=self.monitor_address)
                 ready_said = True
-            if sys.stdin.fileno() in ready and child.read_command() is None:
-                self._from_worker()  # its last replies
-                self._router.close(linger=LAST_REPLIES_MS)
-                return
+            if sys.stdin.fileno() in ready:
+                command = child.read_command()
+                if command is None:
+                    self._from_worker()  # its last replies
+                    self._router.close(linger=LAST_REPLIES_MS)
+                    return
+                if command == child.DRAIN:
+                    self._without_worker = BusyReason.DRAINING
             if self._router in ready:
                 self._from_edges()
             if self._worker in ready:
@@ -138,7 +143,7 @@ class Gateway:
             send_now(self._worker, pack_from_edge(route, device, arrived_ns, frames))
         except zmq.Again:
             self._drop("no engine")
-            busy = Busy(message.head, RETRY_STARTING_MS, BusyReason.STARTING)
+            busy = Busy(message.head, RETRY_STARTING_MS, self._without_worker)
             if kind_of(message) in WANT_AN_ANSWER:
                 self._send(route, encode(busy))
 

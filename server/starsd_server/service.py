@@ -201,7 +201,8 @@ class Service:
     def _drain(self) -> None:
         log.info("draining: no new sessions, rounds under way are finished")
         self._leave_by_s = time.monotonic() + self._config.drain_s + DRAIN_GRACE_S
-        self._children[WORKER].tell(DRAIN)
+        for child in self._children.values():
+            child.tell(DRAIN)
 
     def _restart(self, event: Exited) -> None:
         module = event.process.module

@@ -71,10 +71,15 @@ class Figures:
         return sum(accepted * rounds for (_, accepted), rounds in self.verified.items())
 
     @property
-    def mean_acceptance_length(self) -> float:
-        """tau over all rounds, plain ones too, bonus included; 1 before the first."""
+    def tokens_a_round(self) -> float:
+        """Over all rounds, plain ones too; 1 before the first."""
         rounds = self.tree_rounds + self.plain_rounds
         return 1.0 + self.accepted / rounds if rounds else 1.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """tau: tokens of a round that verified a tree, bonus included; 1 before the first."""
+        return 1.0 + self.accepted / self.tree_rounds if self.tree_rounds else 1.0
 
     @property
     def joules_per_token(self) -> float | None:

@@ -134,7 +134,7 @@ def _show_model(conversation: Conversation) -> list[str]:
         [
             ("model", backend.model),
             ("context", f"{backend.max_len} tokens" if backend.max_len else "unknown"),
-            ("link", link_words(backend.link())),
+            ("link", link_words(conversation.link())),
         ]
     )
 
@@ -178,7 +178,7 @@ def _copy(conversation: Conversation, argument: str) -> Outcome:
 
 
 def _stats(conversation: Conversation, argument: str) -> Outcome:
-    link = conversation.backend.link()
+    link = conversation.link()
     if conversation.figures is None:
         return Outcome(("No answer yet.", link_words(link)))
     return Outcome(tuple(_columns(statistics(conversation.figures, link))))

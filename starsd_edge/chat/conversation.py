@@ -16,6 +16,7 @@ from typing import Any
 from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece, Figures, FinishReason
 from starsd_edge.chat.backend import Backend
 from starsd_edge.chat.settings import SETTINGS, ChatSettings, change_setting, show_setting
+from starsd_edge.chat.status import LinkState, LinkStatus
 from starsd_edge.decoding.sampling import MAX_SEED
 from starsd_edge.errors import UsageError
 from starsd_edge.text.template import Message, Role
@@ -42,6 +43,16 @@ class Conversation:
         if self.messages and self.messages[-1].role is Role.ASSISTANT:
             return self.messages[-1].content
         return None
+
+    def link(self) -> LinkStatus:
+        """The draft service as this conversation uses it: switched on or off at once, not with the next
+        answer."""
+        link = self.backend.link()
+        if link.state is LinkState.NONE:
+            return link
+        if not self.settings.draft:
+            return replace(link, state=LinkState.OFF)
+        return replace(link, state=LinkState.CONNECTED) if link.state is LinkState.OFF else link
 
     def ask(self, text: str) -> Iterator[AnswerEvent]:
         """Say `text` and answer it. An answer that is stopped is kept as far as it came.

@@ -29,7 +29,8 @@ class AnswerReport(msgspec.Struct):
     plain_rounds: int
     draft_tokens: int
     accepted_tokens: int
-    acceptance_length: float
+    tokens_a_round: float  # plain rounds counted
+    acceptance_length: float  # of rounds that verified a tree, bonus included
     joules: float | None  # of the whole device; None where its board reports no power
     link: str
 
@@ -73,7 +74,8 @@ def _report(conversation: Conversation, said: str, end: AnswerEnd) -> AnswerRepo
         plain_rounds=figures.plain_rounds,
         draft_tokens=figures.drafted,
         accepted_tokens=figures.accepted,
-        acceptance_length=figures.mean_acceptance_length,
+        tokens_a_round=figures.tokens_a_round,
+        acceptance_length=figures.acceptance_length,
         joules=figures.joules,
-        link=link_words(conversation.backend.link()),
+        link=link_words(conversation.link()),
     )

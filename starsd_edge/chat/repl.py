@@ -157,7 +157,7 @@ class Repl:
         return (edited or "").rstrip("\n")
 
     def _toolbar(self) -> FormattedText:
-        parts = [link_words(self._conversation.backend.link())]
+        parts = [link_words(self._conversation.link())]
         if self._conversation.figures is not None:
             parts.append(figures_line(self._conversation.figures))
         return FormattedText(

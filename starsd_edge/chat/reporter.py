@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from starsd_edge.chat.contexts import Context
+from starsd_edge.chat.status import NOT_EXACT, NOT_WORTH_WAITING, SWITCHED_OFF
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.metrics import SessionStats
 from starsd_edge.protocol.telemetry import (
@@ -28,9 +29,6 @@ __all__ = ["Board", "EdgeReporter", "work_of"]
 
 LOOK_EVERY_S = 0.5  # energy is told apart by mode to this
 LOOKS_A_REPORT = 2
-SWITCHED_OFF = "drafting is switched off here"
-NOT_WORTH_WAITING = "a plain step is worth more here than waiting for a tree"
-NOT_EXACT = "this runtime verifies no tree to the bit; --draft inexact drafts all the same"
 
 
 class Board(Protocol):

@@ -53,7 +53,7 @@ def show_answer(conversation: Conversation, events: Iterator[AnswerEvent], look:
     )
     end: AnswerEnd | None = None
     failure = ""
-    link = conversation.backend.link
+    link = conversation.link
     with interrupts_stop(conversation.backend) as interrupts, typed_ahead_unseen():
         try:
             for event in events:

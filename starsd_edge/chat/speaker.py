@@ -146,7 +146,7 @@ class Speaker:
         elif not state.ready:
             kind = LinkState.LOST
         else:
-            kind = LinkState.UNUSED if verified is False else LinkState.READY
+            kind = _LINKED[verified]
         local = kind is LinkState.LOST and bool(verified)
         return LinkStatus(kind, self._model.service, state.reason, state.expected_wait_s, local)
 
@@ -227,6 +227,8 @@ def _too_long(tokens: str, max_len: int) -> UsageError:
     return UsageError(f"the prompt takes {tokens} tokens and the context holds {max_len}: shorten it")
 
 
+# By whether the last rounds verified trees.
+_LINKED = {None: LinkState.CONNECTED, True: LinkState.READY, False: LinkState.UNUSED}
 _REASONS = {
     Finish.STOP: FinishReason.STOP,
     Finish.LENGTH: FinishReason.LENGTH,

@@ -7,7 +7,21 @@ from enum import Enum
 
 from starsd_edge.chat.answer import Figures
 
-__all__ = ["LinkState", "LinkStatus", "figures_line", "link_words", "statistics"]
+__all__ = [
+    "NOT_EXACT",
+    "NOT_WORTH_WAITING",
+    "SWITCHED_OFF",
+    "LinkState",
+    "LinkStatus",
+    "figures_line",
+    "link_words",
+    "statistics",
+]
+
+# Why a device that has a draft service decodes plainly; the monitor shows the same words.
+SWITCHED_OFF = "drafting is switched off here"
+NOT_WORTH_WAITING = "a plain step is worth more here than waiting for a tree"
+NOT_EXACT = "this runtime verifies no tree to the bit; --draft inexact drafts all the same"
 
 
 class LinkState(Enum):
@@ -15,6 +29,7 @@ class LinkState(Enum):
 
     NONE = "no draft service"  # none was named
     OFF = "drafting off"  # the user said so
+    CONNECTED = "connected"  # too few rounds yet to say whether drafts are used
     READY = "drafting"
     UNUSED = "plain steps are faster"  # drafts come, and waiting for them does not pay
     INEXACT = "no exact trees"  # this runtime cannot verify trees to the bit
@@ -23,7 +38,7 @@ class LinkState(Enum):
     @property
     def is_linked(self) -> bool:
         """Whether the service answers."""
-        return self in (LinkState.READY, LinkState.UNUSED)
+        return self in (LinkState.CONNECTED, LinkState.READY, LinkState.UNUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,8 @@ class LinkStatus:
 def link_words(link: LinkStatus) -> str:
     """`drafting via tcp://host:5555 (12 ms)`."""
     without = "drafting from what was said before" if link.local else "decoding plainly"
+    if link.state is LinkState.CONNECTED:
+        return connection_words(link)
     if link.state is LinkState.READY:
         return f"drafting via {link.service} ({link.wait_s * 1e3:.0f} ms)"
     if link.state is LinkState.UNUSED:
@@ -58,13 +75,33 @@ def link_words(link: LinkStatus) -> str:
     return without
 
 
+WHY_PLAIN = {LinkState.OFF: SWITCHED_OFF, LinkState.INEXACT: NOT_EXACT}
+
+
+def connection_words(link: LinkStatus) -> str:
+    """`connected to tcp://host:5555 (12 ms)`, whatever is made of it."""
+    if link.state is LinkState.NONE:
+        return link.state.value
+    if link.state is LinkState.LOST:
+        return f"not connected: {link.reason or 'the draft service is lost'}"
+    wait = f" ({link.wait_s * 1e3:.0f} ms)" if link.wait_s else ""
+    return f"connected to {link.service}{wait}" if link.service else link.state.value
+
+
+def why_plain(link: LinkStatus) -> str:
+    """Why an answer had no trees, as the monitor says it."""
+    if link.state is LinkState.LOST:
+        return link.reason or "the draft service is lost"
+    return WHY_PLAIN.get(link.state, NOT_WORTH_WAITING)
+
+
 def figures_line(figures: Figures) -> str:
     """`128 tokens · 21.4 tokens/s · 2.31 tokens a round`, as far as there is something to say."""
     parts = [f"{figures.completion_tokens} token{'s' * (figures.completion_tokens != 1)}"]
     if figures.tokens_per_s > 0:
         parts.append(f"{figures.tokens_per_s:.1f} tokens/s")
     if figures.tree_rounds:
-        parts.append(f"{figures.mean_acceptance_length:.2f} tokens a round")
+        parts.append(f"{figures.tokens_a_round:.2f} tokens a round")
     return " · ".join(parts)
 
 
@@ -79,13 +116,15 @@ def statistics(figures: Figures, link: LinkStatus) -> list[tuple[str, str]]:
     rounds = figures.tree_rounds + figures.plain_rounds
     if rounds:
         rows.append(("rounds", f"{rounds}, {figures.plain_rounds} of them plain"))
-        rows.append(
-            ("acceptance length", f"{figures.mean_acceptance_length:.2f} tokens a round, bonus included")
-        )
+        rows.append(("tokens a round", f"{figures.tokens_a_round:.2f}"))
+    if figures.tree_rounds:
+        rows.append(("acceptance length", f"{figures.acceptance_length:.2f} tokens a tree, bonus included"))
     if figures.drafted:
         share = figures.accepted / figures.drafted
         rows.append(("draft tokens", f"{figures.drafted}, {figures.accepted} accepted ({share:.0%})"))
     if figures.joules is not None and figures.joules_per_token is not None:
         rows.append(("energy", f"{figures.joules:.1f} J, {figures.joules_per_token:.2f} J a token"))
-    rows.append(("link", link_words(link)))
+    rows.append(("link", connection_words(link)))
+    if rounds and not figures.tree_rounds and link.state is not LinkState.NONE:
+        rows.append(("plain because", why_plain(link)))
     return rows

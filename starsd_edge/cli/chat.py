@@ -26,6 +26,12 @@ __all__ = ["command"]
 
 # Seeds that a user can read and type again.
 MAX_RANDOM_SEED = 2**31
+# The embedded model is small and may repeat itself until its context is full, which nobody waits for.
+MAX_TOKENS_ONCE = 512
+MAX_TOKENS_HELP = (
+    "Longest answer.  [default: what the context holds; where the embedded model answers once, "
+    f"{MAX_TOKENS_ONCE}]"
+)
 
 
 @click.command()
@@ -40,7 +46,7 @@ MAX_RANDOM_SEED = 2**31
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Any setting of /set.")
 @click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text; random by default.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--max-tokens", type=click.IntRange(1), help=MAX_TOKENS_HELP)
 @click.option("-i", "--interactive", is_flag=True, help="Go on with a chat after PROMPT.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Answer and figures as one JSON object.")
@@ -89,19 +95,23 @@ def command(
         "markdown": "off" if no_markdown else None,
         "draft": "off" if draft == "off" else None,
     }
+    once = question is not None and not interactive
     wanted = [*config.settings.items(), *_pairs(changes), *flags.items()]
 
+    report = _silent if quiet or as_json else _report
     asked_for = choice != ModelChoice() or service is not None
     server = _server(attach, asked_for=asked_for)
     if server is not None:
         backend, sampling = _attached(server)
     else:
+        if once and choice.bundle == EMBEDDED:
+            wanted.insert(0, ("max_tokens", MAX_TOKENS_ONCE))
         address = service or config.service
-        backend, sampling = _loaded(choice, address, keys, draft, report=_silent if quiet else _report)
+        backend, sampling = _loaded(choice, address, keys, draft, report=report)
     try:
         conversation = Conversation(backend, _settings(sampling, wanted))
-        if question is not None and not interactive:
-            _answer_once(conversation, question, as_json=as_json)
+        if question is not None and once:
+            _answer_once(conversation, question, report, as_json=as_json)
         else:
             history = config.history and not no_history and not os.environ.get("STARSD_NO_HISTORY")
             if not quiet:
@@ -179,12 +189,17 @@ def _pairs(changes: Iterable[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _answer_once(conversation: Conversation, question: str, *, as_json: bool) -> None:
+def _answer_once(
+    conversation: Conversation, question: str, report: Callable[[str], None], *, as_json: bool
+) -> None:
     from starsd_edge.chat.answer import FinishReason
     from starsd_edge.chat.once import answer_once
+    from starsd_edge.chat.status import LinkState, link_words
 
     try:
         reason = answer_once(conversation, question, sys.stdout, as_json=as_json)
+        if (link := conversation.link()).state is LinkState.LOST:
+            report(link_words(link))
     except BrokenPipeError:
         # Whoever read our output has seen enough. Nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from starsd_edge.cli.model_options import model_options
 from starsd_edge.errors import ConfigError, UsageError
 
+if TYPE_CHECKING:
+    from starsd_edge.chat.speaker import Speaker
+
 __all__ = ["DEFAULT_PORT", "command"]
 
 DEFAULT_PORT = 8642
+LINK_LOOK_S = 1.0  # a service that is there answers the first greeting within this
 
 
 @click.command()
@@ -67,7 +73,6 @@ def command(
     import time
 
     from starsd_edge.chat.settings import ChatSettings
-    from starsd_edge.chat.status import link_words
     from starsd_edge.cli.drafts import find_draft_service
     from starsd_edge.cli.runtime import ModelChoice, default_sampling, open_bundle, open_speaker
     from starsd_edge.config import read_config
@@ -100,12 +105,27 @@ def command(
         name, number = listener.getsockname()[:2]
         shown = f"[{name}]" if ":" in name else name
         url = f"{'https' if tls else 'http'}://{shown}:{number}/v1"
-        _report(f"{speaker.model} at {url} · {link_words(speaker.link())}")
+        _report(f"{speaker.model} at {url}")
+        ended = threading.Event()
+        threading.Thread(target=_tell_link, args=(speaker, ended), daemon=True).start()
         try:
             serve(endpoint, listener, tls)
         finally:
+            ended.set()
             worker.close()
             speaker.close()
+
+
+def _tell_link(speaker: Speaker, ended: threading.Event) -> None:
+    """Say how the draft service stands, and again when it comes or goes."""
+    from starsd_edge.chat.status import link_words
+
+    told: bool | None = None
+    while not ended.wait(LINK_LOOK_S):
+        link = speaker.link()
+        if link.state.is_linked is not told:
+            told = link.state.is_linked
+            _report(link_words(link))
 
 
 def _api_key(file: Path | None) -> str:

@@ -100,7 +100,7 @@ def test_a_missing_service_changes_no_word(bundle: Path, run: Callable[..., Done
         (2, "no setting 'warmth'", ["--set", "warmth=1", "Who?"]),
         (2, "NAME=VALUE", ["--set", "temperature", "Who?"]),
         (2, "leave -i out", ["--json", "-i", "Who?"]),
-        (2, "no address of a draft service", ["--service", "somewhere", "Who?"]),
+        (2, "no address of a draft service", ["--service", "http://somewhere", "Who?"]),
         (3, "key", ["--service", "tcp://192.168.7.7:7731", "Who?"]),
         (4, "not a bundle", ["--bundle", "/nonexistent", "Who?"]),
         (4, "not a bundle", ["--bundle", "/nonexistent"]),

@@ -138,7 +138,7 @@ def test_statistics_and_views(conversation: Conversation) -> None:
     assert "No answer yet." == run_command(conversation, "/stats").lines[0]
     assert "Nothing was said yet." == run_command(conversation, "/show conversation").lines[0]
     asked(conversation)
-    assert any("acceptance length" in line for line in run_command(conversation, "/stats").lines)
+    assert any("tokens a round" in line for line in run_command(conversation, "/stats").lines)
     assert "400 tokens" in "\n".join(run_command(conversation, "/show model").lines)
     assert ("temperature = 0.0",) == run_command(conversation, "/show temperature").lines
     with pytest.raises(UsageError, match="nothing called 'x'"):

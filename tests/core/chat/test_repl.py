@@ -205,7 +205,7 @@ def test_statistics_and_the_status_line_tell_speed_and_link() -> None:
         enter(terminal, "Who?\r")
         terminal.expect("lazy dog.")
         enter(terminal, "/stats\r")
-        terminal.expect("acceptance length")
+        terminal.expect("tokens a round")
         enter(terminal, "/draft off\r")
         terminal.expect("only the speed changes")
         leave(terminal)

@@ -250,4 +250,4 @@ def test_a_raw_prompt_that_fills_the_context_is_refused() -> None:
 
 def test_figures_of_a_plain_answer() -> None:
     figures = Figures(completion_tokens=11, generation_s=2.0, plain_rounds=10)
-    assert (5.0, 1.0) == (figures.tokens_per_s, figures.mean_acceptance_length)
+    assert (5.0, 1.0) == (figures.tokens_per_s, figures.tokens_a_round)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from starsd_edge.chat.answer import AnswerEnd
+from starsd_edge.chat.answer import AnswerEnd, Figures
+from starsd_edge.chat.commands import run_command
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Speaker
-from starsd_edge.chat.status import LinkState, LinkStatus, link_words
+from starsd_edge.chat.status import LinkState, LinkStatus, link_words, statistics
 from starsd_edge.decoding.decoder import Exactness
 from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy, Policy
 from starsd_edge.decoding.roles import Drafter
@@ -89,6 +91,7 @@ def test_drafting_that_is_off_is_said_to_be_off() -> None:
     [
         ("decoding plainly", LinkStatus(LinkState.NONE)),
         ("drafting from what was said before", LinkStatus(LinkState.NONE, local=True)),
+        ("connected to tcp://a:1 (12 ms)", LinkStatus(LinkState.CONNECTED, "tcp://a:1", wait_s=0.012)),
         ("drafting via tcp://a:1 (12 ms)", LinkStatus(LinkState.READY, "tcp://a:1", wait_s=0.012)),
         (
             "decoding plainly: faster here than drafts from tcp://a:1 (900 ms)",
@@ -105,6 +108,42 @@ def test_drafting_that_is_off_is_said_to_be_off() -> None:
 )
 def test_words_of_a_link(words: str, link: LinkStatus) -> None:
     assert words == link_words(link)
+
+
+def test_an_answer_without_trees_is_told_why_and_no_draft_is_claimed() -> None:
+    figures = Figures(completion_tokens=3, plain_rounds=3)
+    for link, connection, reason in [
+        (
+            LinkStatus(LinkState.READY, "tcp://a:1", wait_s=0.3),
+            "connected to tcp://a:1 (300 ms)",
+            "worth more",
+        ),
+        (LinkStatus(LinkState.OFF, "tcp://a:1"), "connected to tcp://a:1", "switched off"),
+        (LinkStatus(LinkState.LOST, "tcp://a:1", "it is late"), "not connected: it is late", "it is late"),
+    ]:
+        rows = dict(statistics(figures, link))
+        assert connection == rows["link"]
+        assert reason in rows["plain because"]
+        assert "acceptance length" not in rows
+    assert "plain because" not in dict(statistics(figures, LinkStatus(LinkState.NONE)))
+
+
+def test_plain_rounds_count_in_tokens_a_round_and_not_in_the_acceptance_length() -> None:
+    figures = Figures(completion_tokens=13, plain_rounds=9, verified=Counter({(4, 3): 1}))
+    rows = dict(statistics(figures, LinkStatus(LinkState.READY, "tcp://a:1")))
+    assert rows["tokens a round"] == "1.30"
+    assert rows["acceptance length"].startswith("4.00 tokens a tree")
+
+
+def test_drafting_is_switched_at_once() -> None:
+    conversation = Conversation(speaker(drafter()), ChatSettings(max_tokens=20))
+    list(conversation.ask("Go"))
+    run_command(conversation, "/draft off")
+    assert LinkState.OFF is conversation.link().state
+    assert "decoding plainly: drafting is off" in "".join(run_command(conversation, "/show model").lines)
+    list(conversation.ask("Go"))
+    run_command(conversation, "/draft on")
+    assert LinkState.CONNECTED is conversation.link().state
 
 
 def test_every_state_has_words() -> None:
