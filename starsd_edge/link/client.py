@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +66,7 @@ class RemoteDrafter:
         places = Placement(hello.device, (Place(address, keys), *others))
         self._loop = EdgeLoop(places, self._connection, self._take)
         self._changed = self._loop.changed
+        self._arrived = threading.Condition(self._loop.lock)  # of a tree: nothing else wakes the decode loop
 
     def start(self, first_token: int) -> None:
         with self._changed:
@@ -80,7 +82,7 @@ class RemoteDrafter:
     def poll(self, timeout_s: float) -> DraftTree | None:
         with self._changed:
             if self._tree is None and timeout_s > 0:
-                self._changed.wait_for(lambda: self._tree is not None, timeout_s)
+                self._arrived.wait_for(lambda: self._tree is not None, timeout_s)
             tree, self._tree = self._tree, None
             return tree
 
@@ -133,3 +135,4 @@ class RemoteDrafter:
 
     def _take(self, arrived: TreeArrived) -> None:
         self._tree, self._arrived_s = arrived.tree, time.monotonic()
+        self._arrived.notify()

@@ -39,7 +39,8 @@ MONITORED = (
 
 
 class EdgeLoop:
-    """Runs `connection` over a DEALER. `changed` guards it and is notified when a tree or a change came.
+    """Runs `connection` over a DEALER. `lock` guards it; `changed`, a condition on it, is notified when
+    something happened to the link. `on_tree` is called with the lock held.
 
     One service of `places` is used at a time. Another one is taken when it fails or refuses work; the
     connection gives that one the context again, as it does for a service that has restarted.
@@ -55,7 +56,8 @@ class EdgeLoop:
     ) -> None:
         for place in places:
             check_private(place.address, has_key=place.keys is not None)
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._places = places
         self._connection = connection
         self._on_tree = on_tree
@@ -127,7 +129,10 @@ class EdgeLoop:
         if self._monitor in ready:
             self._watch()
         with self.changed:
-            self._obey(self._connection.tick(time.monotonic()))
+            before = self._connection.state
+            events = self._connection.tick(time.monotonic())
+            if events or self._connection.state is not before:
+                self._obey(events)
             self._send()
 
     def _timeout_ms(self) -> int:
@@ -140,12 +145,10 @@ class EdgeLoop:
     def _receive(self) -> None:
         for _ in range(MAX_MESSAGES_A_TURN):
             dealer = self._dealer
-            if dealer is None:
+            # Asking is several times cheaper than being told so by an exception.
+            if dealer is None or not dealer.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 return
-            try:
-                frames = dealer.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+            frames = dealer.recv_multipart(zmq.NOBLOCK)
             with self.changed:
                 self._obey(self._connection.receive(frames, time.monotonic()))
                 self._spill_over()
