@@ -28,7 +28,9 @@ GROUP = 64
 SMALLEST_SCALE = np.float32(2.0**-24)  # the smallest float16 above zero
 LARGEST_INT8 = np.float32(127.0)
 HALF = np.dtype("<f2")
-TWICE_INFINITY = 0xF800  # of a float16; NaN and infinite ones, and no others, reach it
+# Exponents of all ones. Read as signed numbers, positive values that are not finite reach the first; read as
+# unsigned ones, negative values reach the second; and nothing else does.
+INFINITY, MINUS_INFINITY = 0x7C00, 0xFC00
 
 
 class FeatureDtype(IntEnum):
@@ -131,9 +133,13 @@ def to_half(features: FeatureArray) -> FeatureArray:
 
 
 def half_is_finite(half: FeatureArray) -> bool:
-    # Ten times faster than isfinite on float16: doubled as a number, the bits lose their sign.
-    bits = half.view(np.uint16).reshape(-1)
-    return not half.size or bool(np.maximum.reduce(bits + bits) < TWICE_INFINITY)
+    # Two maxima over the bits: ten times faster than isfinite on float16, and without a copy of the rows: its
+    # fresh pages would cost more than everything else that is done to a message.
+    bits = half.reshape(-1)
+    return not half.size or bool(
+        np.maximum.reduce(bits.view(np.int16)) < INFINITY
+        and np.maximum.reduce(bits.view(np.uint16)) < MINUS_INFINITY
+    )
 
 
 def describe_range(features: FeatureArray) -> str:
