@@ -24,7 +24,9 @@ OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="CPU threads of the target."),
     click.option("--context", type=click.IntRange(64), help="Tokens of context; less needs less memory."),
     click.option(
-        "--service", metavar="ADDRESS", help="Draft service, tcp://HOST:PORT. None: decode plainly."
+        "--service",
+        metavar="ADDRESS",
+        help="Draft service, tcp://HOST:PORT, or several by commas. None: decode plainly.",
     ),
     click.option(
         "--draft",

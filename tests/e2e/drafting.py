@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from starsd_edge.decoding.policy import FixedPolicy
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.pins import edge_keys
+from starsd_edge.link.placement import Place
 from starsd_edge.link.sockets import EdgeKeys
 from starsd_edge.protocol.greeting import HelloBody, Identity
 from starsd_edge.protocol.limits import DEFAULT_TIMING, EdgeTiming
@@ -80,6 +81,7 @@ class Edge:
         identity: Identity = IDENTITY,
         device: str = "jet1",
         step_s: float = STEP_S,
+        others: Sequence[Place] = (),
     ) -> None:
         self.target = PacedTarget(max_len, step_s)
         hello = HelloBody(
@@ -91,7 +93,7 @@ class Edge:
             max_len=max_len,
             max_nodes=16,
         )
-        self.drafter = RemoteDrafter(address, hello, keys, timing)
+        self.drafter = RemoteDrafter(address, hello, keys, timing, others)
         self.decoder = Decoder(self.target, self.drafter, FixedPolicy(8, MAX_WAIT_S), time.monotonic)
 
     def joined(self) -> Edge:

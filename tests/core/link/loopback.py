@@ -30,7 +30,7 @@ class LoopbackService:
         boot_id: int = 1,
         table: SessionTable | None = None,
     ) -> None:
-        self.core = Service(table or SessionTable(offer(boot_id)))
+        self.core = Service(SessionTable(offer(boot_id)) if table is None else table)
         self.hang = threading.Event()
         self._boot_id = boot_id
         self._stop = threading.Event()

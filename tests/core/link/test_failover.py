@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.placement import Place, in_order
+from starsd_edge.protocol.session_table import SessionTable
 from tests.core.link.loopback import LoopbackService
 from tests.core.link.test_client import FAST, closing, next_tree, until
-from tests.core.protocol.pair import committed, hello, token_at, tokens
+from tests.core.protocol.pair import committed, hello, offer, token_at, tokens
 
 __all__ = ["closing"]
 
@@ -62,3 +65,25 @@ def test_only_the_service_that_is_meant_for_the_edge_is_bothered(closing: Callab
         next_tree(drafter, 9)
     assert first.address == drafter.address
     assert second.core.rows_received == 0
+
+
+def test_an_edge_spills_over_from_a_service_that_is_full(closing: Callable) -> None:
+    """It has room for one session, and somebody else has it."""
+    full = closing(LoopbackService(table=SessionTable(offer(1), max_sessions=1)))
+    spare = closing(LoopbackService(boot_id=2))
+    occupant = closing(RemoteDrafter(full.address, hello(), timing=FAST))
+    occupant.start(token_at(0))
+    occupant.update(committed(0, 8))
+    next_tree(occupant, 9)
+    device = next(
+        name
+        for name in (f"jet{number}" for number in range(100))
+        if in_order(name, [full.address, spare.address])[0] == full.address
+    )
+    greeting = msgspec.structs.replace(hello(), device=device)
+    drafter = closing(RemoteDrafter(full.address, greeting, timing=FAST, others=[Place(spare.address)]))
+    assert full.address == drafter.address
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    assert next_tree(drafter, 9).base_len == 9
+    assert spare.address == drafter.address
