@@ -6,16 +6,18 @@ import importlib.metadata
 import json
 import logging
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import MissingDependencyError
-from starsd_server.capacity.paper import Paper, reproduce
+from starsd_server.capacity.paper import Paper, Point, reproduce
 from starsd_server.capacity.recorded import work_of
-from starsd_server.cli_serve import head_sources, software
+from starsd_server.cli_serve import head_sources
 from starsd_server.config import ServiceConfig
 from starsd_server.emulate.bench import BenchPlan
 from starsd_server.emulate.cli import parse_counts
@@ -129,7 +131,7 @@ def draw(paper: Paper, title: str, file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), layout="constrained")
-    panels = {
+    panels: dict[str, Callable[[Point], float]] = {
         "tokens/s of all devices": lambda point: point.row.system_tokens_per_s,
         "tokens/s of one device": lambda point: point.row.per_target_tokens_per_s,
         "engine idle, ms a round": lambda point: point.row.idle_ms_per_round,
