@@ -18,6 +18,7 @@ from starsd_edge.protocol.telemetry import Stage
 __all__ = ["device_page", "identity"]
 
 BAR_WIDTH = 24
+MAPPED_IPV4 = "::ffff:"  # how a socket for both kinds of addresses writes the older kind
 STAGE_TITLES = ("STAGE", "ROUNDS", "P50", "P95", "P99", "MEAN")
 # Shown by the stage table, the header or the board page already.
 SHOWN_ELSEWHERE = ("device", "state", "reason", "gpu_load", "cpu_load", "ram_share", "temperature_c")
@@ -51,7 +52,11 @@ def device_page(state: State, width: int, height: int) -> Frame:
 
 def identity(view: DeviceView, width: int) -> Text:
     device = view.device
-    facts = [device.address, f"key {device.fingerprint}" if device.fingerprint else "", device.software]
+    facts = [
+        device.address.removeprefix(MAPPED_IPV4),
+        f"key {device.fingerprint}" if device.fingerprint else "",
+        device.software,
+    ]
     facts.append(f"features {device.feature_dtype}" if device.feature_dtype else "")
     return line(
         width,

@@ -147,3 +147,12 @@ def test_a_session_has_its_own_figures() -> None:
     assert first[:7] == ["aaaaaaaa", "idle", "drafting", "30.0", "3.00", "10.4", "0"]
     assert second[:9] == ["bbbbbbbb", "idle", "plain", "10.0", "-", "-", "0", "0", "2"]
     assert "      it is late" in lines
+
+
+def test_an_address_is_written_as_people_write_it() -> None:
+    model = Model.of(["desk"])
+    device = DeviceSnapshot("jet1", address="::ffff:192.168.1.7", connected=True)
+    model.take(0, ServiceSnapshot("b", 1, 1.0, devices=[device]), 10)
+    first, second, *_ = render(state(model, Ui(page=Page.DEVICE)), 80, 24).lines
+    assert "jet1 idle  192.168.1.7" in second.plain
+    assert "device" in first.plain
