@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.cells import cell_len
 from rich.text import Text
 
@@ -11,7 +9,7 @@ from starsd_edge.latency import Histogram
 from starsd_edge.monitor.figures import DEVICE_FIGURES
 from starsd_edge.monitor.format import UNKNOWN, Form, bar, clean, fit, right, shown, sparkline
 from starsd_edge.monitor.screen import STATUS_STYLES, Frame, State, line, part, scrolled, titled
-from starsd_edge.monitor.session_figures import SESSION_COLUMNS, SESSION_FIGURES, SessionColumn
+from starsd_edge.monitor.session_figures import SESSION_COLUMNS, SESSION_FIGURES
 from starsd_edge.monitor.views import DeviceView
 from starsd_edge.protocol.telemetry import Stage
 
@@ -115,15 +113,15 @@ def session_table(view: DeviceView, width: int) -> list[Text]:
     if not view.sessions:
         return [line(width, part("  none", "dim"))]
     columns = [column for column in SESSION_COLUMNS if width >= column.from_width or column.from_width <= 80]
-    figures = {figure.key: figure for figure in SESSION_FIGURES}
 
-    def row(text_of: Callable[[SessionColumn], str]) -> str:
-        cells = [(fit if column.is_text else right)(text_of(column), column.width) for column in columns]
-        return "  " + " ".join(cells)
+    def row(texts: dict[str, str]) -> Text:
+        cells = [(fit if column.is_text else right)(texts[column.key], column.width) for column in columns]
+        return line(width, part("  " + " ".join(cells), "dim" if texts is titles else ""))
 
-    lines = [line(width, part(row(lambda column: figures[column.key].title), "dim"))]
+    titles = {figure.key: figure.title for figure in SESSION_FIGURES}
+    lines = [row(titles)]
     for session in view.sessions:
-        lines.append(line(width, part(row(lambda column, of=session: figures[column.key].text(of)))))
+        lines.append(row({figure.key: figure.text(session) for figure in SESSION_FIGURES}))
         if session.session.reason:
             lines.append(line(width, part(f"      {session.session.reason}", "yellow")))
     return lines
