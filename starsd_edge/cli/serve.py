@@ -78,7 +78,7 @@ def command(
     from starsd_edge.config import read_config
     from starsd_edge.endpoint.app import Endpoint
     from starsd_edge.endpoint.guard import Guard
-    from starsd_edge.endpoint.server import Tls, check_exposure, open_socket, serve
+    from starsd_edge.endpoint.server import Tls, check_exposure, check_tls, open_socket, serve
     from starsd_edge.endpoint.worker import Worker
 
     config = read_config().chat
@@ -87,6 +87,8 @@ def command(
         raise UsageError("--tls-cert and --tls-key go together")
     tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
     check_exposure(host, api_key, tls)
+    if tls is not None:
+        check_tls(tls)
     drafts = find_draft_service(service or config.service, keys)
     choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
     with open_socket(host, port) as listener:

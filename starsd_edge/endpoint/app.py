@@ -46,9 +46,11 @@ from starsd_edge.errors import ResourceError, StarSDError, UsageError
 __all__ = ["Endpoint", "create_app"]
 
 MAX_BODY_BYTES = 4 << 20  # far more text than any context holds
+BODY_TIMEOUT_S = 30.0  # a body comes in one go; one that does not holds its connection no longer
 KEEP_ALIVE_S = 10.0  # a comment line this often while a prompt is read, for impatient proxies
 RETRY_AFTER_S = 2  # what a client beyond the queue is told; about an answer's time
 MAX_RANDOM_SEED = 2**63
+CLIENT_GONE = 499  # nginx's number for it; HTTP has none
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Endpoint:
     guard: Guard
     created: int
     keep_alive_s: float = KEEP_ALIVE_S
+    body_timeout_s: float = BODY_TIMEOUT_S
     metrics: EndpointMetrics = field(default_factory=EndpointMetrics)
 
     async def models(self, request: Request) -> Response:
@@ -71,7 +74,7 @@ class Endpoint:
         return _json(self._card())
 
     async def chat(self, request: Request) -> Response:
-        asked = read_chat_request(await _body(request))
+        asked = read_chat_request(await _body(request, self.body_timeout_s))
         self._check_model(asked.model)
         messages = messages_of(asked)
         settings = chat_settings(asked, self.defaults, secrets.randbelow(MAX_RANDOM_SEED))
@@ -79,9 +82,9 @@ class Endpoint:
         return await self._answer(request, asked, body, lambda speaker: speaker.answer(messages, settings))
 
     async def completion(self, request: Request) -> Response:
-        asked = read_completion_request(await _body(request))
+        asked = read_completion_request(await _body(request, self.body_timeout_s))
         self._check_model(asked.model)
-        prompt = completion_prompt(asked)
+        prompt = completion_prompt(asked, self.worker.speaker.writer.tokenizer.vocab_size)
         settings = completion_settings(asked, self.defaults, secrets.randbelow(MAX_RANDOM_SEED))
         body = CompletionBody(self._reply(asked, "cmpl"), self.worker.speaker.writer.tokenizer)
 
@@ -222,6 +225,7 @@ def create_app(endpoint: Endpoint) -> ASGIApp:
         exception_handlers={
             RequestError: _refuse_request,
             QueueFullError: _refuse_for_now,
+            ClientDisconnect: _nobody_there,
             StarSDError: _fail,
             404: _not_found,
             405: _not_found,
@@ -308,14 +312,30 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _body(request: Request) -> bytes:
-    """The request's body. Raises RequestError when it is too large."""
-    body = b""
+async def _body(request: Request, timeout_s: float) -> bytes:
+    """The request's body. Raises RequestError when it is too large or too slow, ClientDisconnect."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    try:
+        return await asyncio.wait_for(_parts(request), timeout_s)
+    except asyncio.TimeoutError:
+        raise RequestError(
+            f"the body was not there after {timeout_s:g} s: send it in one go", code="body_too_slow"
+        ) from None
+
+
+async def _parts(request: Request) -> bytes:
+    body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise RequestError(f"the body exceeds {MAX_BODY_BYTES} bytes", code="body_too_large")
-    return body
+            raise _too_large()
+    return bytes(body)
+
+
+def _too_large() -> RequestError:
+    return RequestError(f"the body exceeds {MAX_BODY_BYTES} bytes", code="body_too_large")
 
 
 def _client(request: Request) -> str:
@@ -336,8 +356,15 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 async def _refuse_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    status = {"model_not_found": 404, "body_too_large": 413}.get(error.code or "", 400)
-    return _error(error, "invalid_request_error", status)
+    status = {"model_not_found": 404, "body_too_slow": 408, "body_too_large": 413}.get(error.code or "", 400)
+    # The rest of such a body is not waited for.
+    headers = {"Connection": "close"} if status in (408, 413) else None
+    return _error(error, "invalid_request_error", status, headers)
+
+
+async def _nobody_there(request: Request, error: Exception) -> Response:
+    """The client hung up: what is answered reaches nobody, and is no fault of ours to be logged."""
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _refuse_for_now(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from starsd_edge.chat.settings import ChatSettings, FullWindow
 from starsd_edge.decoding.sampling import SamplingParams
@@ -53,17 +54,19 @@ def completion_settings(request: CompletionRequest, defaults: ChatSettings, rand
     return replace(settings, max_tokens=request.max_tokens or COMPLETION_TOKENS, logprobs=request.logprobs)
 
 
-def completion_prompt(request: CompletionRequest) -> str | list[int]:
-    """Text or tokens. Raises RequestError for several prompts: they would be several answers."""
-    prompt = request.prompt
+def completion_prompt(request: CompletionRequest, vocab_size: int) -> str | list[int]:
+    """Text or tokens. Raises RequestError for several prompts (they would be several answers), and for
+    numbers that are no tokens."""
+    prompt: str | list[Any] = request.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
-    if len(prompt) == 1 and not isinstance(prompt[0], int):
-        return prompt[0]
-    tokens = [token for token in prompt if isinstance(token, int)]
-    if tokens and len(tokens) == len(prompt):
-        return tokens
-    raise RequestError("prompt must be one text, or the tokens of one", "prompt")
+    if not prompt or not all(isinstance(token, int) for token in prompt):
+        raise RequestError("prompt must be one text, or the tokens of one", "prompt")
+    if not all(0 <= token < vocab_size for token in prompt):
+        raise RequestError(f"tokens in prompt are numbers from 0 to {vocab_size - 1}", "prompt")
+    return prompt
 
 
 def _text(message: InMessage, index: int) -> str:

@@ -13,7 +13,7 @@ import uvicorn
 from starsd_edge.endpoint.app import Endpoint, create_app
 from starsd_edge.errors import ConfigError, ResourceError
 
-__all__ = ["Tls", "check_exposure", "make_server", "open_socket", "serve"]
+__all__ = ["Tls", "check_exposure", "check_tls", "make_server", "open_socket", "serve"]
 
 BACKLOG = 64
 DRAIN_S = 10  # for answers under way when the server is told to stop
@@ -42,6 +42,24 @@ def check_exposure(host: str, api_key: str, tls: Tls | None) -> None:
         )
 
 
+def check_tls(tls: Tls) -> None:
+    """Raises ConfigError that names the file when certificate or key cannot be used."""
+    for path in (tls.certificate, tls.key):
+        try:
+            with path.open("rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        # A passphrase would be asked for at every start, on a terminal that may not be there.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key, lambda: b"")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{tls.certificate} and {tls.key} are no certificate chain and its key without a passphrase, "
+            f"both PEM: {error}"
+        ) from error
+
+
 def open_socket(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet. Raises ResourceError when the port is taken."""
     try:
@@ -59,16 +77,8 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(endpoint: Endpoint, listener: socket.socket, tls: Tls | None = None) -> None:
-    """Answer requests until SIGINT or SIGTERM; then let running answers end.
-
-    Raises ConfigError when certificate or key cannot be used.
-    """
-    try:
-        server = make_server(endpoint, tls)
-        server.config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
-    server.run(sockets=[listener])
+    """Answer requests until SIGINT or SIGTERM; then let running answers end."""
+    make_server(endpoint, tls).run(sockets=[listener])
 
 
 def make_server(endpoint: Endpoint, tls: Tls | None = None) -> uvicorn.Server:

@@ -45,10 +45,23 @@ class Served:
 
 @contextmanager
 def serving(
-    speaker: Speaker, *, max_waiting: int = 8, guard: Guard | None = None, keep_alive_s: float = 10.0
+    speaker: Speaker,
+    *,
+    max_waiting: int = 8,
+    guard: Guard | None = None,
+    keep_alive_s: float = 10.0,
+    body_timeout_s: float = 60.0,
 ) -> Iterator[Served]:
     worker = Worker(speaker, max_waiting)
-    endpoint = Endpoint(worker, MODEL, ChatSettings(), guard or Guard(), created=0, keep_alive_s=keep_alive_s)
+    endpoint = Endpoint(
+        worker,
+        MODEL,
+        ChatSettings(),
+        guard or Guard(),
+        created=0,
+        keep_alive_s=keep_alive_s,
+        body_timeout_s=body_timeout_s,
+    )
     server = make_server(endpoint)
     with open_socket("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

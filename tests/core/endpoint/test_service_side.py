@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -23,9 +24,9 @@ from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.endpoint.app import MAX_BODY_BYTES, Endpoint
 from starsd_edge.endpoint.guard import Guard
 from starsd_edge.endpoint.metrics import EndpointMetrics
-from starsd_edge.endpoint.server import Tls, make_server, open_socket
+from starsd_edge.endpoint.server import Tls, check_tls, make_server, open_socket
 from starsd_edge.endpoint.worker import Worker
-from starsd_edge.errors import ResourceError
+from starsd_edge.errors import ConfigError, ResourceError
 from tests.core.chat.toys import CountingTarget, toy_speaker
 from tests.core.endpoint.serving import MODEL, Served, httpx, serving
 
@@ -224,3 +225,57 @@ def test_every_metric_is_explained_and_positions_mean_what_vllm_s_do() -> None:
     (positions,) = (family for family in families if family.name.endswith("_per_pos"))
     counted = {s.labels["position"]: s.value for s in positions.samples if s.name.endswith("_total")}
     assert {"0": 3, "1": 1} == counted
+
+
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+
+
+def test_a_body_that_says_it_is_too_large_is_not_waited_for(fox: Served) -> None:
+    with socket.create_connection(("127.0.0.1", fox.port)) as client:
+        client.sendall(HEAD.format(length=MAX_BODY_BYTES + 1).encode())
+        assert b" 413 " in client.recv(4096).partition(b"\r\n")[0]
+
+
+def test_a_body_that_never_comes_does_not_hold_its_connection() -> None:
+    with serving(toy_speaker(script=FOX), body_timeout_s=0.05) as served:
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.sendall(HEAD.format(length=100).encode() + b"{")
+            answer = b"".join(iter(lambda: client.recv(4096), b""))  # up to the end of the connection
+        assert b" 408 " in answer.partition(b"\r\n")[0]
+        assert b"send it in one go" in answer
+
+
+def test_clients_that_hang_up_are_no_faults_of_the_server(
+    fox: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each left a traceback in the log."""
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    whole = json.dumps(ASK).encode()
+    for head, body in ((len(whole) + 9, whole), (len(whole), whole)):
+        with socket.create_connection(("127.0.0.1", fox.port)) as client:
+            client.sendall(HEAD.format(length=head).encode() + body)
+    assert 200 == post(fox, ASK).status_code  # behind theirs
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("prompt", [[2**70], [-1], [1, 10**6], [], [[2**70]], [1, "a"], ["a", "b"], [[]]])
+def test_numbers_that_are_no_tokens_are_refused_by_name(fox: Served, prompt: object) -> None:
+    response = httpx.post(f"{fox.url}/v1/completions", json={"prompt": prompt, "max_tokens": 1}, timeout=60)
+    assert (400, "prompt") == (response.status_code, response.json()["error"]["param"])
+
+
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    check_tls(Tls(certificate, key))
+    (tmp_path / "other").mkdir()
+    _, other = self_signed(tmp_path / "other")
+    (tmp_path / "text").write_text("no certificate")
+    for wrong, tls in (
+        ("gone.pem", Tls(tmp_path / "gone.pem", key)),
+        ("text", Tls(tmp_path / "text", key)),
+        ("other/key.pem", Tls(certificate, other)),
+        ("text", Tls(certificate, tmp_path / "text")),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            check_tls(tls)
