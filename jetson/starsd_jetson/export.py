@@ -26,6 +26,7 @@ from starsd_edge.bundle import (
 )
 from starsd_edge.errors import ResourceError, UsageError
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
+from starsd_edge.text.template import ChatTemplate
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.builder import CONTRIB, GraphBuilder, StoredTensor, WeightFile
 from starsd_jetson.graph.llama import build_llama
@@ -93,6 +94,7 @@ def export(
     check_target(out, settings)
     source = open_source(source_path)
     text = choose_template(read_text_settings(source), settings.chat_template, source.path)
+    ChatTemplate(text.chat_template)  # or it would be found out in the first chat
     check_space(out, source.shape, settings.quant)
     with staging_folder(out) as folder:
         reference = None if settings.quant == "fp32" else reference_run(source.shape, text.tokenizer_json)

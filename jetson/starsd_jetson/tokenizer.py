@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from starsd_edge.bundle import SamplingDefaults
-from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.decoding.sampling import SamplingParams
+from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
 from starsd_edge.extras import install_hint
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
-from starsd_jetson.graph.sources import GgufSource, HuggingFaceSource, WeightSource
+from starsd_jetson.graph.sources import UNUSABLE, GgufSource, HuggingFaceSource, WeightSource
 from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
 
 __all__ = ["TextSettings", "read_text_settings"]
@@ -38,11 +39,37 @@ class TextSettings:
 
 
 def read_text_settings(source: WeightSource) -> TextSettings:
-    """Raises BundleError when the source has no tokenizer that can be converted."""
-    if isinstance(source, GgufSource):
-        return read_gguf(source)
-    assert isinstance(source, HuggingFaceSource)
-    return read_hugging_face(source)
+    """Raises BundleError when the source has no tokenizer that can be converted, or says of its tokens or
+    its sampling what cannot be."""
+    try:
+        if isinstance(source, GgufSource):
+            text = read_gguf(source)
+        else:
+            assert isinstance(source, HuggingFaceSource)
+            text = read_hugging_face(source)
+    except (*UNUSABLE, OSError) as error:  # UnicodeDecodeError is a ValueError
+        raise BundleError(f"{source.path}: its tokenizer files cannot be used ({error})") from error
+    check(text, source)
+    return text
+
+
+def check(text: TextSettings, source: WeightSource) -> None:
+    """Raises BundleError."""
+    vocab_size = source.shape.vocab_size
+    for token in (text.bos_token, *text.stop_tokens):
+        if not -1 <= token < vocab_size:
+            raise BundleError(f"{source.path}: special token {token} is none of the model's {vocab_size}")
+    suggested = text.sampling
+    try:
+        SamplingParams(
+            temperature=suggested.temperature,
+            top_k=suggested.top_k,
+            top_p=suggested.top_p,
+            min_p=suggested.min_p,
+            repetition_penalty=suggested.repetition_penalty,
+        )
+    except UsageError as error:
+        raise BundleError(f"{source.path}: its suggested sampling cannot be used: {error}") from error
 
 
 def import_tokenizers() -> Any:

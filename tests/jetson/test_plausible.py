@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from starsd_edge.errors import BundleError
+from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.graph.sources import open_source
 
 
@@ -87,6 +88,26 @@ def test_a_weight_file_that_is_a_dangling_link_is_named(folder: Path) -> None:
     file.symlink_to("gone")
     with pytest.raises(BundleError, match="cannot be read"):
         open_source(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("generation_config.json", b'{"do_sample": true, "temperature": -1}'),
+        ("generation_config.json", b'{"do_sample": true, "temperature": "warm"}'),
+        ("generation_config.json", b'{"eos_token_id": [1, "a"]}'),
+        ("generation_config.json", b'{"eos_token_id": 1000000000}'),
+        ("chat_template.jinja", b"{% if %}"),
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer.json", b"\xff"),
+    ],
+)
+def test_text_settings_that_no_chat_could_use_are_refused(file: str, content: bytes, folder: Path) -> None:
+    (folder / file).write_bytes(content)
+    with pytest.raises(BundleError) as refused:
+        export(folder, folder.parent / "bundle", ExportSettings())
+    assert "\n" not in str(refused.value)
+    assert not (folder.parent / "bundle").exists()
 
 
 def spoil(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:

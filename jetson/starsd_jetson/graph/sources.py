@@ -21,7 +21,7 @@ from starsd_edge.types import Float32Array
 from starsd_jetson.graph.plausible import check_shape, check_tensor
 from starsd_jetson.graph.shape import ModelShape, RopeScaling
 
-__all__ = ["GgufSource", "HuggingFaceSource", "WeightSource", "open_source"]
+__all__ = ["UNUSABLE", "GgufSource", "HuggingFaceSource", "WeightSource", "open_source"]
 
 # What reading numbers from a damaged or odd file ends in.
 UNUSABLE = (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError, AttributeError, IndexError)
