@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from starsd_edge.errors import BundleError, MissingDependencyError
 from starsd_edge.extras import install_hint
+from starsd_jetson.huge_pages import huge_pages_of_new_memory
 
 __all__ = ["import_onnxruntime", "open_session", "share"]
 
@@ -32,7 +33,8 @@ def open_session(graph: Path, threads: int | None) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     try:
-        session = ort.InferenceSession(str(graph), options, providers=[PROVIDER])
+        with huge_pages_of_new_memory():
+            session = ort.InferenceSession(str(graph), options, providers=[PROVIDER])
     except Exception as error:  # its exceptions share no public base class
         raise BundleError(
             f"{graph}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}"
