@@ -146,7 +146,7 @@ class EdgeLoop:
         for _ in range(MAX_MESSAGES_A_TURN):
             dealer = self._dealer
             # Asking is several times cheaper than being told so by an exception.
-            if dealer is None or not dealer.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if dealer is None or not int(dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             frames = dealer.recv_multipart(zmq.NOBLOCK)
             with self.changed:
