@@ -81,11 +81,11 @@ WHY_PLAIN = {LinkState.OFF: SWITCHED_OFF, LinkState.INEXACT: NOT_EXACT}
 def connection_words(link: LinkStatus) -> str:
     """`connected to tcp://host:5555 (12 ms)`, whatever is made of it."""
     if link.state is LinkState.NONE:
-        return link.state.value
+        return str(link.state.value)
     if link.state is LinkState.LOST:
         return f"not connected: {link.reason or 'the draft service is lost'}"
     wait = f" ({link.wait_s * 1e3:.0f} ms)" if link.wait_s else ""
-    return f"connected to {link.service}{wait}" if link.service else link.state.value
+    return f"connected to {link.service}{wait}" if link.service else str(link.state.value)
 
 
 def why_plain(link: LinkStatus) -> str:
