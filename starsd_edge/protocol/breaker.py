@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 from starsd_edge.protocol.limits import EdgeTiming
 
-__all__ = ["Breaker"]
+__all__ = ["CONNECT_PATIENCE_S", "MAX_RESENDS_IN_A_ROW", "Breaker"]
+
+CONNECT_PATIENCE_S = 6.0  # two TCP connection attempts and the security handshake
+# A service that forgets what it was just given is broken, and asking on costs bandwidth.
+MAX_RESENDS_IN_A_ROW = 8
 
 JITTER_SHARE = 0.5  # pauses are spread over 0.75 to 1.25 of their length, so that edges don't probe in step
 REFUSED_PAUSE_S = 30.0  # a key must be trusted or a head loaded by a person first

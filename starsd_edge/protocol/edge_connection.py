@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from starsd_edge.decoding.roles import DrafterState
 from starsd_edge.decoding.roles import Update as CommittedRows
 from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
-from starsd_edge.protocol.breaker import Breaker
+from starsd_edge.protocol.breaker import CONNECT_PATIENCE_S, MAX_RESENDS_IN_A_ROW, Breaker
 from starsd_edge.protocol.codec import Buffer, Frames, decode
 from starsd_edge.protocol.draft_tree import rebuild_tree, still_leads_on
 from starsd_edge.protocol.edge_events import Connect, Counters, Disconnect, LinkEvent, TreeArrived
@@ -27,6 +27,7 @@ from starsd_edge.protocol.limits import DEFAULT_TIMING, MAX_HISTORY_BYTES, EdgeT
 from starsd_edge.protocol.link_times import LARGEST_TIMED_BYTES, LinkTimes
 from starsd_edge.protocol.messages import (
     Busy,
+    BusyReason,
     Draft,
     Error,
     ErrorCode,
@@ -45,11 +46,6 @@ from starsd_edge.protocol.telemetry import EdgeReport
 from starsd_edge.protocol.uplink import Request, Uplink
 
 __all__ = ["EdgeConnection"]
-
-LEAVING = "the draft service is about to stop"
-CONNECT_PATIENCE_S = 6.0  # two TCP connection attempts and the security handshake
-# A service that forgets what it was just given is broken, and asking on costs bandwidth.
-MAX_RESENDS_IN_A_ROW = 8
 
 
 class EdgeConnection:
@@ -164,7 +160,7 @@ class EdgeConnection:
         if self.state is EdgeState.FILLING or (filling and self._uplink.acked_len > 1):
             return f"giving the service the context ({100 * self._uplink.acked_len // max(total, 1)} %)"
         if self._leaves_at_s is not None and self._uplink.sent_len == 0:
-            return LEAVING
+            return BusyReason.DRAINING.text
         return ""
 
     # -------------------------------------------------------------------------------- from the socket
@@ -380,7 +376,7 @@ class EdgeConnection:
         """Time has passed."""
         if self._leaves_at_s is not None and now_s >= self._leaves_at_s:
             self._leaves_at_s = None
-            return self.lost(LEAVING, now_s)
+            return self.lost(BusyReason.DRAINING.text, now_s)
         deadline_s = self._deadline_s()
         if deadline_s is None or now_s < deadline_s:
             return []
