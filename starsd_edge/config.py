@@ -15,7 +15,7 @@ import msgspec
 
 from starsd_edge.errors import ConfigError
 
-__all__ = ["ChatConfig", "UserConfig", "cache_dir", "config_dir", "read_config", "state_dir"]
+__all__ = ["ChatConfig", "UserConfig", "cache_dir", "config_dir", "named_folder", "read_config", "state_dir"]
 
 CONFIG_NAME = "config.toml"
 
@@ -52,7 +52,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         return msgspec.convert(_parse_toml(text), UserConfig)
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -80,9 +80,17 @@ def config_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return _folder(environ, "STARSD_CONFIG", "XDG_CONFIG_HOME", ".config")
 
 
+def named_folder(environ: Mapping[str, str], name: str) -> Path:
+    """The folder that a variable names. Raises ConfigError for the home of nobody."""
+    try:
+        return Path(environ[name]).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{name}={environ[name]}: {error}") from error
+
+
 def _folder(environ: Mapping[str, str], own: str, xdg: str, default: str) -> Path:
     if environ.get(own):
-        return Path(environ[own]).expanduser()
+        return named_folder(environ, own)
     base = environ.get(xdg, "")
     # The XDG specification: a relative path is invalid and ignored.
     root = Path(base) if os.path.isabs(base) else Path(environ.get("HOME", "~")).expanduser() / default

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
+from starsd_edge.errors import UsageError
+
 __all__ = ["clear_history", "open_history"]
 
 HISTORY_NAME = "chat_history"
@@ -44,9 +46,13 @@ def open_history(folder: Path | None) -> History:
 
 
 def clear_history(history: History) -> None:
-    """Forget everything typed, on disk too."""
+    """Forget everything typed, on disk too. Raises UsageError when the file cannot be emptied."""
     history._loaded_strings = []  # the package offers no way to clear
     if isinstance(history, FileHistory):
-        Path(os.fsdecode(history.filename)).write_bytes(b"")
+        path = Path(os.fsdecode(history.filename))
+        try:
+            path.write_bytes(b"")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be emptied: {error.strerror}") from error
     elif isinstance(history, InMemoryHistory):
         history._storage.clear()

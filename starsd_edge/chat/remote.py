@@ -142,16 +142,26 @@ class _Address:
     """Where a server is. Raises UsageError for what is no URL, and for plain HTTP to another machine."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise _no_address(url) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is no address of a server: http://127.0.0.1:PORT or https://HOST")
+            raise _no_address(url)
         if parts.scheme == "http" and not _is_loopback(parts.hostname):
             raise UsageError(f"{url}: off this machine a chat is only sent through https")
-        self._host, self._port, self._secure = parts.hostname, parts.port, parts.scheme == "https"
+        self._host, self._port, self._secure = parts.hostname, port, parts.scheme == "https"
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         return kind(self._host, self._port, timeout=timeout_s)
+
+
+def _no_address(url: str) -> UsageError:
+    return UsageError(
+        f"{url!r} is no address of a server: http://127.0.0.1:PORT or https://HOST, port 1 to 65535"
+    )
 
 
 def _is_loopback(host: str) -> bool:

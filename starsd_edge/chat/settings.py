@@ -111,7 +111,11 @@ def _max_tokens(settings: ChatSettings, text: str) -> ChatSettings:
 def _stop(settings: ChatSettings, text: str) -> ChatSettings:
     """Separated by spaces; \\n, \\t and \\x20 may be written."""
     escaped = text.encode("latin-1", "backslashreplace")
-    return replace(settings, stop=tuple(part.decode("unicode_escape") for part in escaped.split()))
+    try:
+        stops = tuple(part.decode("unicode_escape") for part in escaped.split())
+    except UnicodeDecodeError:
+        raise ValueError("right behind a backslash: \\n, \\t, \\x20, \\u2028, or \\\\ for one") from None
+    return replace(settings, stop=stops)
 
 
 def _full_window(settings: ChatSettings, text: str) -> ChatSettings:

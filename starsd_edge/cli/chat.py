@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from starsd_edge.cli.model_options import model_options
-from starsd_edge.errors import UsageError
+from starsd_edge.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
     from starsd_edge.chat.backend import Backend
@@ -81,6 +81,8 @@ def command(
     from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
     from starsd_edge.config import read_config
 
+    if quant is not None and bundle not in (None, EMBEDDED):
+        raise UsageError("--quant is for the embedded model; a bundle has the precision it was exported with")
     config = read_config().chat
     choice = ModelChoice(bundle or config.bundle or EMBEDDED, quant, threads, context)
     if choice.bundle != EMBEDDED and attach in (None, "off"):
@@ -88,6 +90,8 @@ def command(
     question = _question(prompt)
     if as_json and (interactive or question is None):
         raise UsageError("--json answers once: give a question, and leave -i out")
+    if interactive and not sys.stdin.isatty():
+        raise UsageError("-i needs a terminal to go on in: the input is none")
     flags = {
         "seed": seed,
         "system": system,
@@ -160,11 +164,21 @@ def _question(prompt: tuple[str, ...]) -> str | None:
     """PROMPT, what is piped in, or both; None for a terminal without PROMPT."""
     parts = [" ".join(prompt)] if prompt else []
     if not sys.stdin.isatty():
-        parts.append(sys.stdin.read().strip("\n"))
+        parts.append(_piped().strip("\n"))
     question = "\n\n".join(part for part in parts if part.strip())
     if not question and not sys.stdin.isatty():
         raise UsageError("there is nothing to answer: the input is empty")
     return question or None
+
+
+def _piped() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the input is not {error.encoding} text (byte {error.start}): convert it with iconv, or set a "
+            "locale that reads it"
+        ) from error
 
 
 def _settings(sampling: SamplingParams, wanted: Iterable[tuple[str, object]]) -> ChatSettings:
@@ -202,10 +216,17 @@ def _answer_once(
             report(link_words(link))
     except BrokenPipeError:
         # Whoever read our output has seen enough. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return
+    except OSError as error:
+        _write_no_more()
+        raise ResourceError(f"the answer cannot be written: {error.strerror}") from error
     if reason is FinishReason.CANCELLED:
         raise KeyboardInterrupt
+
+
+def _write_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interact(conversation: Conversation, question: str | None, *, quiet: bool, history: bool) -> None:

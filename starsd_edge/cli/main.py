@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from starsd_edge.cli.streams import open_streams
 from starsd_edge.errors import MissingDependencyError, ResourceError, StarSDError
 from starsd_edge.extras import EXTRA_OF, install_hint
 
@@ -96,6 +97,7 @@ def cli(debug: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `starsd`; every StarSDError ends as one line on stderr and its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    open_streams()
     try:
         sys.exit(cli.main(args=args, prog_name="starsd", standalone_mode=False) or 0)
     except click.ClickException as error:

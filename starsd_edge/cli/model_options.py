@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from starsd_edge.errors import UsageError
+
 __all__ = ["model_options"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _not_empty(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not value.strip():
+        raise UsageError(f"--{option.name} is empty: leave it out for the default")
+    return value
+
+
+def _few_enough(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    cores = os.cpu_count() or 1
+    if value is not None and value > cores:
+        raise UsageError(f"--{option.name} {value}: this machine has {cores} cores")
+    return value
+
 
 OPTIONS = (
     click.option(
         "--bundle",
         metavar="DIR",
+        callback=_not_empty,
         help="Bundle to run, or 'embedded' for the small model that comes with this program (the default).",
     ),
     click.option(
         "--quant", metavar="KIND", help="Precision of the embedded model: fp32, fp16, int8 or int4."
     ),
-    click.option("--threads", type=click.IntRange(1), help="CPU threads of the target."),
+    click.option(
+        "--threads", type=click.IntRange(1), callback=_few_enough, help="CPU threads of the target."
+    ),
     click.option("--context", type=click.IntRange(64), help="Tokens of context; less needs less memory."),
     click.option(
         "--service",
         metavar="ADDRESS",
+        callback=_not_empty,
         help="Draft service, tcp://HOST:PORT, or several by commas. None: decode plainly.",
     ),
     click.option(
@@ -39,7 +60,7 @@ OPTIONS = (
     click.option(
         "--keys",
         metavar="DIR",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
         help="Folder of this device's key and of the services it knows.",
     ),
 )

@@ -22,7 +22,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from starsd_edge.config import config_dir
+from starsd_edge.config import config_dir, named_folder
 from starsd_edge.errors import AuthenticationError, ConfigError
 
 __all__ = [
@@ -52,8 +52,9 @@ def key_dir(environ: Mapping[str, str] = os.environ) -> Path:
     trusted/*.pub    whom a service here lets in
     services/*.pub   the public keys of services this device uses
     """
-    own = environ.get("STARSD_KEYS")
-    return Path(own).expanduser() if own else config_dir(environ) / "keys"
+    if environ.get("STARSD_KEYS"):
+        return named_folder(environ, "STARSD_KEYS")
+    return config_dir(environ) / "keys"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from starsd_edge.cli.main import main
+from starsd_edge.cli.streams import open_streams
 from tests.cli.tiny_bundle import make_bundle
 from tests.core.chat.terminal import Terminal
 
@@ -101,6 +102,11 @@ def test_a_missing_service_changes_no_word(bundle: Path, run: Callable[..., Done
         (2, "NAME=VALUE", ["--set", "temperature", "Who?"]),
         (2, "leave -i out", ["--json", "-i", "Who?"]),
         (2, "no address of a draft service", ["--service", "http://somewhere", "Who?"]),
+        (2, "-i needs a terminal", ["-i", "Who?"]),
+        (2, "--quant is for the embedded model", ["--quant", "int3", "Who?"]),
+        (2, "--service is empty", ["--service", "", "Who?"]),
+        (2, "--bundle is empty", ["--bundle", "", "Who?"]),
+        (2, "this machine has", ["--threads", "100000", "Who?"]),
         (3, "key", ["--service", "tcp://192.168.7.7:7731", "Who?"]),
         (4, "not a bundle", ["--bundle", "/nonexistent", "Who?"]),
         (4, "not a bundle", ["--bundle", "/nonexistent"]),
@@ -129,6 +135,56 @@ def test_the_settings_file_stands_behind_the_flags(
     assert 3 == wrong.code
     assert "bundel" in wrong.err
     assert str(config) in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "says", "around"),
+    [
+        (5, "the answer cannot be written: No space left", ">/dev/full"),
+        (0, "", ">&-"),
+        (0, "", "<&-"),
+        (2, "the input is not utf-8 text (byte 1)", "<latin"),
+        (0, "", "</dev/null"),
+    ],
+)
+def test_odd_streams_are_one_line_at_most(
+    bundle: Path, environ: dict[str, str], tmp_path: Path, exit_code: int, says: str, around: str
+) -> None:
+    (tmp_path / "latin").write_bytes(b"h\xe4ll")
+    strict = {"PYTHONIOENCODING": "utf-8:strict"}
+    script = f'exec "$@" {around}'
+    command = [
+        "sh",
+        "-c",
+        script,
+        "sh",
+        *STARSD,
+        "chat",
+        "--attach",
+        "off",
+        "-q",
+        "--bundle",
+        str(bundle),
+        "Ü",
+    ]
+    chat = subprocess.run(
+        command, env={**os.environ, **environ, **strict}, cwd=tmp_path, capture_output=True, timeout=120
+    )
+    assert exit_code == chat.returncode, chat.stderr
+    assert says in chat.stderr.decode()
+    assert chat.stderr.count(b"\n") == bool(says)
+
+
+def test_letters_that_the_output_lacks_are_written_as_escapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer ended in its middle where the locale is C."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    open_streams()
+    sys.stdout.write("größer")
+    sys.stdout.flush()
+    assert rb"gr\xf6\xdfer" == written.getvalue()
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(bundle: Path, environ: dict[str, str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from starsd_edge.config import cache_dir, config_dir, state_dir
+from starsd_edge.config import cache_dir, config_dir, read_config, state_dir
+from starsd_edge.errors import ConfigError
+from starsd_edge.link.keys import key_dir
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,19 @@ def test_the_cache_follows_the_environment(expected: str, environ: dict[str, str
 def test_state_and_configuration_have_their_own_places() -> None:
     assert Path("/h/.local/state/starsd") == state_dir({"HOME": "/h"})
     assert Path("/h/.config/starsd") == config_dir({"HOME": "/h"})
+
+
+@pytest.mark.parametrize("place", [config_dir, state_dir, cache_dir])
+def test_the_home_of_nobody_is_named(place: Callable[[Mapping[str, str]], Path]) -> None:
+    name = "STARSD_" + place.__name__.removesuffix("_dir").upper()
+    with pytest.raises(ConfigError, match=name):
+        place({name: "~nobody-of-this-name/x"})
+    with pytest.raises(ConfigError, match="STARSD_KEYS"):
+        key_dir({"STARSD_KEYS": "~nobody-of-this-name/x"})
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = ", "[chat]\nbundel = 'x'"])
+def test_a_damaged_settings_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        read_config({"STARSD_CONFIG": str(tmp_path)})

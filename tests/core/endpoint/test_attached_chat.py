@@ -98,7 +98,17 @@ def test_the_key_is_sent_and_asked_for() -> None:
         assert "Yes" == ask(Conversation(RemoteBackend(server.url, "sesame")), "Who?")[0]
 
 
-@pytest.mark.parametrize("url", ["http://192.168.1.5:8642", "ftp://localhost", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://192.168.1.5:8642",
+        "ftp://localhost",
+        "http://",
+        "http://127.0.0.1:99999",
+        "127.0.0.1:abc",
+        "http://[::1",
+    ],
+)
 def test_addresses_that_are_not_used(url: str) -> None:
     with pytest.raises(UsageError):
         RemoteBackend(url)
