@@ -456,8 +456,6 @@ class EdgeConnection:
         self._ping_sent_s = now_s
         self._ping = self._outbox.ping()
 
-    # ------------------------------------------------------------------------------------------- bookkeeping
-
     def _settle(self, head: Head, *kinds: MessageKind) -> Request | None:
         """The request of one of `kinds` that `head` answers; None when it is not under way (any more)."""
         request = self._uplink.find(head.round_id)
