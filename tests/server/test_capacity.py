@@ -21,10 +21,13 @@ from starsd_server.emulate.devices import FleetPlan
 from starsd_server.emulate.engines import load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees, record_trees
 from starsd_server.emulate.virtual import measure_virtually
+from starsd_server.engine import Engine
+from starsd_server.heads.head import HeadKind
+from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits, Policy
 
-from .heads import HIDDEN, VOCAB
-from .test_emulate import LIMITS, random_trace, real_engine
+from .heads import HIDDEN, VOCAB, random_head
+from .test_emulate import LIMITS, random_trace
 
 RTX = load_engine_profile("rtx-4090")
 ORIN = load_profile("agx-orin-int4")
@@ -36,7 +39,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchPlan, Draf
     """A plan for emulated devices that replay a recording, and the work that it is."""
     folder = tmp_path_factory.mktemp("recording")
     trace = random_trace()
-    trees = record_trees(real_engine(), trace, LIMITS)
+    engine = Engine(RowHead(random_head(HeadKind.EAGLE1), Precision.FLOAT32), slots=4, max_len=128)
+    trees = record_trees(engine, trace, LIMITS)
     trees.save(folder / "trees.npz")
     identity = Identity(
         target="toy",
