@@ -71,4 +71,4 @@ def collapse(region: Region) -> bool:
         return False
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return madvise(start, size, MADV_HUGEPAGE) == 0 and madvise(start, size, MADV_COLLAPSE) == 0
+    return all(madvise(start, size, advice) == 0 for advice in (MADV_HUGEPAGE, MADV_COLLAPSE))
