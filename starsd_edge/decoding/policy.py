@@ -160,7 +160,6 @@ class FixedPolicy:
 # Trees are asked for this many times larger than what was verified of late, so that there is room to grow; a
 # larger one also takes longer to draft.
 ROOM_TO_GROW = 2
-FIRST_REQUEST = 16
 SMALLEST_REQUEST = 4
 
 
@@ -236,7 +235,7 @@ class AdaptivePolicy:
     def hints(self) -> RoundHints:
         record = self._current
         size = record.typical.size
-        max_nodes = FIRST_REQUEST if size == 0 else max(SMALLEST_REQUEST, ROOM_TO_GROW * size)
+        max_nodes = LARGEST_TREE if size == 0 else max(SMALLEST_REQUEST, ROOM_TO_GROW * size)
         return RoundHints(
             max_nodes=min(max_nodes, LARGEST_TREE),
             num_accepted=record.last_accepted,
