@@ -12,6 +12,11 @@ from pathlib import Path
 import click
 
 from starsd_edge.cli.drafts import software
+from starsd_edge.errors import BundleError
+from starsd_edge.link.address import MONITOR_PORT, bind_address
+from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.pins import SERVICE_KEY
+from starsd_edge.link.sockets import check_private
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.scheduling import Limits, Policy
 from starsd_server.service import Service
@@ -102,13 +107,16 @@ def command(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
+    bind = bind_address(bind)
+    watched = monitor_endpoint(bind, monitor)
     sources = head_sources(heads, targets)
+    check_inputs(bind, sources, keys)
     config = ServiceConfig(
         heads=sources,
         # beside a service that has the port already, a check takes another one
         bind=CHECK_BIND if check else bind,
         folder="",
-        monitor="" if check else monitor_endpoint(bind, monitor),
+        monitor="" if check else watched,
         keys=str(keys) if keys else "",
         name=name,
         software=software(),
@@ -137,8 +145,8 @@ def command(
             }
             print(json.dumps(status), flush=True)  # noqa: T201  # what programs wait for
         else:
-            watched = f", monitor at {ready.monitor}" if ready.monitor else ""
-            click.echo(f"starsd: drafting at {ready.address}{watched}")
+            beside = f", monitor at {ready.monitor}" if ready.monitor else ""
+            click.echo(f"starsd: drafting at {ready.address}{beside}")
         service.run()
     finally:
         service.close()
@@ -162,10 +170,21 @@ def head_sources(heads: tuple[Path, ...], targets: tuple[Path, ...]) -> tuple[He
     return tuple(HeadSource(str(head), target) for head, target in zip(heads, padded, strict=True))
 
 
+def check_inputs(bind: str, heads: tuple[HeadSource, ...], keys: Path | None) -> None:
+    """What can be told before heads are loaded, which takes long. Raises BundleError or ConfigError."""
+    for head in heads:
+        for path in filter(None, (head.folder, head.target)):
+            if not os.path.exists(path):
+                raise BundleError(f"{path}: nothing is there")
+    if keys is not None:
+        KeyPair.load(keys / SERVICE_KEY)
+    check_private(bind, has_key=keys is not None)
+
+
 def monitor_endpoint(bind: str, monitor: str | None) -> str:
     """What the user named, else the port after the bind's; "" for none, and when any free port is bound."""
     if monitor is not None:
-        return "" if monitor == "none" else monitor
+        return "" if monitor == "none" else bind_address(monitor, MONITOR_PORT)
     host, _, port = bind.rpartition(":")
     if not bind.startswith("tcp://") or not port.isdigit() or int(port) in (0, 65535):
         return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.errors import ConfigError
+from starsd_edge.link.address import draft_address
 from starsd_edge.link.keys import (
     MAX_KEY_FILE_BYTES,
     KeyPair,
@@ -135,6 +136,8 @@ def list_trusted(folder: Path | None, *, as_json: bool) -> None:
 def pin(folder: Path | None, name: str, public_key: str, address: str) -> None:
     """Remember KEY as that of the draft service NAME: this device talks to no other."""
     public = read_public(public_key)
+    if address:
+        draft_address(address)
     pin_service(folder or key_dir(), Pin(name, public, address))
     click.echo(f"{name} is known by {PublicKey(name, public, '').fingerprint}")
 

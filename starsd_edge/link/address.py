@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starsd_edge.errors import UsageError
 
-__all__ = ["DRAFT_PORT", "MONITOR_PORT", "draft_address", "monitor_address", "monitor_of"]
+__all__ = ["DRAFT_PORT", "MONITOR_PORT", "bind_address", "draft_address", "monitor_address", "monitor_of"]
 
 DRAFT_PORT = 7731
 MONITOR_PORT = DRAFT_PORT + 1  # `starsd draft serve` publishes at the port after its own
@@ -30,8 +30,16 @@ def monitor_of(address: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
-def endpoint(text: str, port: int) -> str:
-    """`text` with what was left out; `port` is the one of a service that was not told another."""
+def bind_address(text: str, port: int = DRAFT_PORT) -> str:
+    """Where a service takes connections; port 0 is any free one. Raises UsageError."""
+    return endpoint(text, port, first_port=0)
+
+
+def endpoint(text: str, port: int, first_port: int = 1) -> str:
+    """`text` with what was left out; `port` is the one of a service that was not told another.
+
+    Ports are bounded here, because libzmq takes 99999 for 34463.
+    """
     if text.startswith(LOCAL):
         return text
     rest = text.removeprefix("tcp://")
@@ -40,6 +48,14 @@ def endpoint(text: str, port: int) -> str:
     host, named = rest, str(port)
     if ":" in rest.rpartition("]")[2]:
         host, _, named = rest.rpartition(":")
-    if not host.strip("[]") or "/" in host or not named.isdigit() or not 0 < int(named) <= LAST_PORT:
-        raise UsageError(f"{text!r} is no address of a draft service: HOST, HOST:PORT or tcp://HOST:PORT")
+    if not host.strip("[]") or "/" in host or not is_port(named, first_port):
+        raise UsageError(
+            f"{text!r} is no address of a draft service: HOST, HOST:PORT or tcp://HOST:PORT, "
+            f"port {first_port} to {LAST_PORT}"
+        )
     return f"tcp://{host}:{named}"
+
+
+def is_port(text: str, first: int) -> bool:
+    # Figures of ASCII: others are digits to Python and none to a socket.
+    return text.isascii() and text.isdigit() and first <= int(text[:6]) <= LAST_PORT

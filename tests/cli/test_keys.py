@@ -210,3 +210,9 @@ def test_a_key_that_others_may_have_read_is_put_out_of_use_by_rotation(folder: P
     for name in ("device.key", "device.old.key"):
         assert 0o600 == stat.S_IMODE((folder / name).stat().st_mode)
     keys("show")
+
+
+@pytest.mark.parametrize("address", ["a/b", "tcp://desk:99999", "desk:x"])
+def test_an_address_that_is_none_is_not_pinned(address: str) -> None:
+    with pytest.raises(StarSDError, match="no address"):
+        keys("pin", "lab", KeyPair.generate("x").key.public, "--address", address)

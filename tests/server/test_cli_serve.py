@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from starsd_edge.errors import StarSDError
 from starsd_edge.protocol.greeting import Identity
-from starsd_server.cli_serve import monitor_endpoint
+from starsd_server.cli_serve import command, monitor_endpoint
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import HeadKind
 
@@ -62,3 +63,23 @@ def test_check_says_what_is_wrong_with_a_head(tmp_path: Path) -> None:
     done = check(tmp_path)
     assert done.returncode != 0
     assert str(tmp_path) in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("says", "arguments"),
+    [
+        ("port 0 to 65535", ["--bind", "tcp://127.0.0.1:99999"]),
+        ("no address", ["--bind", "a/b"]),
+        ("port 0 to 65535", ["--monitor", "tcp://127.0.0.1:99999"]),
+        ("without keys", ["--bind", "tcp://192.0.2.1:7731"]),
+        ("service.key", ["--keys", "/nonexistent"]),
+        ("/nonexistent: nothing is there", ["--head", "/nonexistent"]),
+        ("/nonexistent: nothing is there", ["--target", "/nonexistent"]),
+    ],
+)
+def test_simple_mistakes_are_told_before_anything_is_loaded(
+    says: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("starsd_server.cli_serve.Service", None)
+    with pytest.raises(StarSDError, match=says):
+        command.main(arguments, standalone_mode=False)
