@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from starsd_edge.link.diagnose import handshake_trouble, why_unreachable
 from starsd_edge.link.placement import Placement
-from starsd_edge.link.sockets import SyncSocket, check_private, edge_socket, make_context
+from starsd_edge.link.sockets import SyncSocket, check_private, edge_socket, make_context, monitor_event
 from starsd_edge.protocol.edge_connection import EdgeConnection
 from starsd_edge.protocol.edge_events import Connect, Disconnect, LinkEvent, TreeArrived
 from starsd_edge.protocol.states import EdgeState
@@ -166,7 +165,7 @@ class EdgeLoop:
             monitor = self._monitor
             if monitor is None or not monitor.poll(0):
                 return
-            self._note(int(recv_monitor_message(monitor)["event"]))
+            self._note(monitor_event(monitor.recv_multipart())[0])
 
     def _note(self, event: int) -> None:
         keys = self._places.current.keys

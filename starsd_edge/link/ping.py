@@ -9,11 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from starsd_edge.errors import AuthenticationError, RemoteProtocolError, UnreachableError
 from starsd_edge.link.diagnose import handshake_trouble, why_unreachable
-from starsd_edge.link.sockets import EdgeKeys, SyncSocket, check_private, edge_socket, make_context
+from starsd_edge.link.sockets import (
+    EdgeKeys,
+    SyncSocket,
+    check_private,
+    edge_socket,
+    make_context,
+    monitor_event,
+)
 from starsd_edge.protocol.codec import decode, encode
 from starsd_edge.protocol.limits import MAX_PING_PADDING_BYTES
 from starsd_edge.protocol.messages import Head, Ping, Pong
@@ -133,7 +139,7 @@ def connect(socket: SyncSocket, address: str, keys: EdgeKeys | None) -> None:
         socket.connect(address)
         if not monitor.poll(round(CONNECT_PATIENCE_S * 1e3)):
             raise UnreachableError(why_unreachable(address))
-        event = int(recv_monitor_message(monitor)["event"])
+        event = monitor_event(monitor.recv_multipart())[0]
     except zmq.ZMQError as error:
         raise UnreachableError(f"{address}: {error.strerror}") from None
     finally:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from starsd_edge.errors import AuthenticationError, LinkError
 from starsd_edge.link.keys import KeyPair, fingerprint
-from starsd_edge.link.sockets import ZAP_DOMAIN, EdgeKeys, SyncSocket, edge_socket
+from starsd_edge.link.sockets import ZAP_DOMAIN, EdgeKeys, SyncSocket, edge_socket, monitor_event
 
 __all__ = ["Authenticator", "Knock", "check_stranger_is_refused"]
 
@@ -132,7 +131,7 @@ def check_stranger_is_refused(
     )
     try:
         peer.connect(endpoint)
-        event = recv_monitor_message(monitor)["event"] if monitor.poll(SELF_TEST_MS) else None
+        event = monitor_event(monitor.recv_multipart())[0] if monitor.poll(SELF_TEST_MS) else None
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             raise AuthenticationError(
                 "the self-test of the draft service failed: a stranger's key was accepted; it does not open"

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from starsd_edge.errors import RemoteProtocolError, UsageError
-from starsd_edge.link.sockets import is_local
+from starsd_edge.link.sockets import is_local, monitor_event
 from starsd_edge.monitor.endpoints import tcp_address
 from starsd_edge.monitor.link_state import Link, LinkEvent, LinkState, after
 from starsd_edge.protocol.telemetry import MAX_SNAPSHOT_BYTES, TOPIC, ServiceSnapshot, decode_snapshot
@@ -177,10 +176,9 @@ class Watch:
         """What the socket's monitor saw since the last look."""
         for _ in range(MAX_EVENTS_A_POLL):
             try:
-                message = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
+                name, value = monitor_event(self._events.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            name, value = message["event"], message["value"]
             # An address from which no answer comes, not even a refusal, is never retried: it stays delayed.
             self._trying = name in (zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECT_RETRIED) or (
                 self._trying and name != zmq.EVENT_CONNECTED
