@@ -32,7 +32,7 @@ from starsd_deploy.starter import starter_fleet
 from starsd_deploy.sudo import SudoPassword
 from starsd_deploy.survey import Planned, Workshop, plan_fleet, survey, whole_plan, with_drafts
 from starsd_edge.config import cache_dir
-from starsd_edge.errors import DeployError, StarSDError, UsageError
+from starsd_edge.errors import ConfigError, DeployError, StarSDError, UsageError
 
 __all__ = ["command"]
 
@@ -50,9 +50,14 @@ def command() -> None:
 @click.option("--draft", help="Which of the hosts runs the draft service.")
 def init(hosts: tuple[str, ...], fleet: Path, draft: str | None) -> None:
     """Write a first inventory for HOSTS, each user@host[:port] or a name of ~/.ssh/config."""
-    if fleet.exists():
-        raise UsageError(f"{fleet} is there already; edit it, or name another with --fleet")
-    fleet.write_text(starter_fleet(hosts, draft), encoding="utf-8")
+    text = starter_fleet(hosts, draft)
+    try:
+        with fleet.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{fleet} is there already; edit it, or name another with --fleet") from None
+    except OSError as error:
+        raise ConfigError(f"{fleet}: cannot be written: {error.strerror}") from None
     click.echo(f"{fleet} written; set `bundle`, then: starsd deploy doctor")
 
 

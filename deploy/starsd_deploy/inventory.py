@@ -245,7 +245,7 @@ def parse_fleet(text: str, path: Path) -> Fleet:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     file = _convert(document, _File, text, path, ())
     defaults = file.defaults

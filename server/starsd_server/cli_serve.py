@@ -173,9 +173,9 @@ def head_sources(heads: tuple[Path, ...], targets: tuple[Path, ...]) -> tuple[He
 def check_inputs(bind: str, heads: tuple[HeadSource, ...], keys: Path | None) -> None:
     """What can be told before heads are loaded, which takes long. Raises BundleError or ConfigError."""
     for head in heads:
-        for path in filter(None, (head.folder, head.target)):
-            if not os.path.exists(path):
-                raise BundleError(f"{path}: nothing is there")
+        for path, kind in ((head.folder, "draft head"), (head.target, "target")):
+            if path and not os.path.exists(path):
+                raise BundleError(f"{path}: not a {kind}, nothing is there")
     if keys is not None:
         KeyPair.load(keys / SERVICE_KEY)
     check_private(bind, has_key=keys is not None)

@@ -32,11 +32,11 @@ def command(service: str, quant: str, threads: int, tokens: int, out: Path) -> N
 
     The demo's prompts, and some whose answers repeat much of the prompt.
     """
+    drafts = find_draft_service(service, None)
+    assert drafts is not None
     bundle = open_bundle(ModelChoice(quant=quant), lambda _line: None)
     manifest = bundle.manifest
     target = target_class(manifest).load(bundle, threads)
-    drafts = find_draft_service(service, None)
-    assert drafts is not None
     drafter = drafts.open_drafter(manifest, FREE_NODES, manifest.max_len)
     prompts = [(CHAT, text) for text in _prompts("starsd_edge.cli", "demo_prompts.json")]
     prompts += [(COPY, text) for text in _prompts("starsd_edge.bench", "copy_prompts.json")]

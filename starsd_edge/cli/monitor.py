@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.errors import UsageError
-from starsd_edge.link.address import MONITOR_PORT, monitor_address, monitor_of
+from starsd_edge.link.address import MONITOR_PORT, is_port, monitor_address, monitor_of
 from starsd_edge.link.keys import key_dir
 from starsd_edge.link.pins import edge_keys, pinned_services
 from starsd_edge.monitor.feed import Feed, Source, WatchKeys, ZmqFeed
@@ -170,8 +170,8 @@ def export(services: tuple[str, ...], keys: Path | None, listen: str) -> None:
     from starsd_edge.monitor.exporter import Exporter
 
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"--listen {listen}: give host:port")
+    if not host or not is_port(port, 0):
+        raise UsageError(f"--listen {listen}: give HOST:PORT, port 0 to 65535")
     with opened(ZmqFeed(sources_of(services, keys))) as feed:
         exporter = Exporter(feed, host.strip("[]"), int(port))
         click.echo(f"http://{host}:{exporter.port}/metrics")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from starsd_edge.errors import UsageError
 
-__all__ = ["DRAFT_PORT", "MONITOR_PORT", "bind_address", "draft_address", "monitor_address", "monitor_of"]
+__all__ = [
+    "DRAFT_PORT",
+    "MONITOR_PORT",
+    "bind_address",
+    "draft_address",
+    "is_port",
+    "monitor_address",
+    "monitor_of",
+]
 
 DRAFT_PORT = 7731
 MONITOR_PORT = DRAFT_PORT + 1  # `starsd draft serve` publishes at the port after its own
@@ -57,5 +65,6 @@ def endpoint(text: str, port: int, first_port: int = 1) -> str:
 
 
 def is_port(text: str, first: int) -> bool:
+    """Whether `text` is a port from `first` on."""
     # Figures of ASCII: others are digits to Python and none to a socket.
     return text.isascii() and text.isdigit() and first <= int(text[:6]) <= LAST_PORT

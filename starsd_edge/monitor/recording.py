@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import select
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -53,12 +54,12 @@ class Recorder:
     """Writes a recording. `start_s` is the monotonic time that the recording calls zero."""
 
     def __init__(self, path: Path, names: Sequence[str], start_s: float) -> None:
-        self._start_s = start_s
+        self._path, self._start_s = path, start_s
         self._links: list[str] = []
         try:
             self._file = _open(path, "wb")
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+            raise self._unwritten(error) from error
         self._line(Head(FORMAT, VERSION, list(names)))
 
     def snapshot(self, arrival: Arrival) -> None:
@@ -74,10 +75,20 @@ class Recorder:
             self._line(Entry(now_s - self._start_s, links=states))
 
     def close(self) -> None:
-        self._file.close()
+        """Raises ConfigError when the rest cannot be written."""
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._unwritten(error) from error
 
     def _line(self, entry: Head | Entry) -> None:
-        self._file.write(msgspec.json.encode(entry) + b"\n")
+        try:
+            self._file.write(msgspec.json.encode(entry) + b"\n")
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> ConfigError:
+        return ConfigError(f"{self._path}: cannot be written: {error.strerror}")
 
 
 class ReplayFeed:
@@ -165,7 +176,7 @@ def read_recording(path: Path) -> Iterator[Head | Entry]:
                 raise ConfigError(f"{path}: an empty file is no recording")
     except EOFError:
         return  # gzip cut off in the middle
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a recording of starsd monitor ({error})") from error
 
 

@@ -1,6 +1,7 @@
 """`starsd monitor` as a user runs it: real publisher process, real sockets, a real terminal."""
 
 import fcntl
+import gzip
 import json
 import os
 import pty
@@ -103,9 +104,16 @@ def test_a_recording_shows_the_same_devices_again(endpoint: str, tmp_path: Path)
         (["10.0.0.1:7732", "--once"], "not known here"),
         (["tcp://desk", "--once"], "starsd keys"),
         (["replay", "/nowhere/a", "--once"], "/nowhere/a"),
+        (["replay", "spoilt.gz", "--once"], "not a recording"),
+        (["record", "/dev/full", "127.0.0.1:9", "--for", "1"], "/dev/full: cannot be written"),
+        (["export", "--listen", "127.0.0.1:99999", "127.0.0.1:9"], "port 0 to 65535"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(b"a recording" * 1000))
+    packed[12:20] = b"\xff" * 8
+    (tmp_path / "spoilt.gz").write_bytes(packed)
+    arguments = [str(tmp_path / word) if word.endswith(".gz") else word for word in arguments]
     done = subprocess.run(
         [*STARSD, *arguments],
         capture_output=True,

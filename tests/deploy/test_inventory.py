@@ -99,6 +99,7 @@ def test_selecting_nothing_is_an_error() -> None:
         ('user = "root"', "endpoint_port = 70000", r"endpoint_port 70000"),
         ('user = "root"', 'root = "../x"', r"no '\.\.'"),
         ('user = "root"', "user = ", r"not TOML: .*line 19"),
+        ('user = "root"', "user = " + "[" * 5000, r"not TOML"),
     ],
 )
 def test_mistakes_name_file_line_and_key(old: str, new: str, message: str) -> None:

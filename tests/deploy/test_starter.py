@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from starsd_deploy.cli import command
 from starsd_deploy.inventory import Role, load_fleet, parse_fleet
 from starsd_deploy.starter import starter_fleet
-from starsd_edge.errors import UsageError
+from starsd_edge.errors import ConfigError, UsageError
 
 
 def test_first_of_several_hosts_drafts_for_the_others() -> None:
@@ -48,3 +48,8 @@ def test_file_is_written_once_and_never_over_another(tmp_path: Path) -> None:
     assert [device.name for device in load_fleet(path).devices] == ["desk", "nano1"]
     again = CliRunner().invoke(command, words)
     assert isinstance(again.exception, UsageError)
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    told = CliRunner().invoke(command, ["init", "desk", "--fleet", str(tmp_path / "gone" / "fleet.toml")])
+    assert isinstance(told.exception, ConfigError)

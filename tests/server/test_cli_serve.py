@@ -73,8 +73,8 @@ def test_check_says_what_is_wrong_with_a_head(tmp_path: Path) -> None:
         ("port 0 to 65535", ["--monitor", "tcp://127.0.0.1:99999"]),
         ("without keys", ["--bind", "tcp://192.0.2.1:7731"]),
         ("service.key", ["--keys", "/nonexistent"]),
-        ("/nonexistent: nothing is there", ["--head", "/nonexistent"]),
-        ("/nonexistent: nothing is there", ["--target", "/nonexistent"]),
+        ("/nonexistent: not a draft head", ["--head", "/nonexistent"]),
+        ("/nonexistent: not a target", ["--target", "/nonexistent"]),
     ],
 )
 def test_simple_mistakes_are_told_before_anything_is_loaded(
