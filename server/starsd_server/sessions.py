@@ -157,6 +157,7 @@ class Sessions:
                 case Violated(code, text):
                     self.recorder.violated(key, code, text)
                 case Closed():
+                    self.recorder.left(key)
                     self._drop(key)
         self.recorder.heard(device, now_s)
 

@@ -70,6 +70,7 @@ class _DeviceRecord:
     dtype: str = ""
     greetings: int = 0
     complaint: str = ""
+    left: bool = False
 
 
 class Recorder:
@@ -107,6 +108,7 @@ class Recorder:
         device = self._devices.setdefault(key.device, _DeviceRecord(now_s))
         device.software, device.greetings = event.hello.software, device.greetings + 1
         device.dtype = event.hello.dtypes[0]
+        device.left = False
         self._sessions.setdefault(key, _SessionRecord(now_s, now_s))
         log.info("session %s of %s: head %s", _name(key), key.device, event.head.name)
 
@@ -185,6 +187,12 @@ class Recorder:
     def lease_over(self, key: SessionKey) -> None:
         log.info("session %s of %s: lease over", _name(key), key.device)
 
+    def left(self, key: SessionKey) -> None:
+        """The edge ends its session. With the last one the device is gone, and not lost."""
+        if key.device in self._devices:
+            others = any(other.device == key.device for other in self._sessions if other != key)
+            self._devices[key.device].left = not others
+
     def closed(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
         log.info("session %s of %s: closed", _name(key), key.device)
@@ -233,6 +241,7 @@ class Recorder:
             feature_dtype=record.dtype,
             connected=now_s - record.heard_s < FRESH_S,
             quiet_s=now_s - record.heard_s,
+            left=record.left,
             reason=record.complaint,
             reconnects=max(0, record.told.reconnects if report is not None else record.greetings - 1),
             jitter_s=report.jitter_s if report is not None else 0.0,

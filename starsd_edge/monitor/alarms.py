@@ -88,7 +88,7 @@ def device_alarms(view: DeviceView) -> list[Alarm]:
     usual = usual_acceptance(view)
     now = view.work.acceptance_length
     if usual is not None and now is not None and now < FALLEN_ACCEPTANCE * usual:
-        why = f"{now:.2f} tokens a round, usually {usual:.2f}: other texts, or a head that does not fit"
+        why = f"{now:.2f} tokens a tree, usually {usual:.2f}: other texts, or a head that does not fit"
         alarms.append(Alarm(Severity.WARNING, "acceptance fallen", name, why))
     return alarms
 

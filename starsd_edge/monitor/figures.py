@@ -79,8 +79,8 @@ DEVICE_FIGURES: list[Figure[DeviceView]] = [
         "state",
         "STATE",
         Form.TEXT,
-        "drafting; plain: decodes without the service's drafts; idle: no session; down: connected before, "
-        "silent now; absent: trusted, never heard of",
+        "drafting; plain: decodes without the service's drafts; idle: no session; gone: it said goodbye; "
+        "down: connected before, silent now; absent: trusted, never heard of",
         lambda v: v.status.value,
     ),
     Figure(

@@ -25,6 +25,7 @@ STATUS_STYLES = {
     Status.PLAIN: "yellow",
     Status.DRAFTING: "green",
     Status.IDLE: "",
+    Status.GONE: "dim",
     Status.ABSENT: "dim",
 }
 

@@ -37,6 +37,7 @@ class Status(enum.Enum):
     PLAIN = "plain"
     DRAFTING = "drafting"
     IDLE = "idle"
+    GONE = "gone"  # it said goodbye
     ABSENT = "absent"  # trusted, and not heard of since the service started
 
     @property
@@ -173,6 +174,8 @@ class DeviceView:
 
     @cached_property
     def status(self) -> Status:
+        if self.device.left:
+            return Status.GONE
         if not self.device.connected:
             return Status.ABSENT if self.device.quiet_s is None else Status.DOWN
         modes = {session.mode for session in self.device.sessions}

@@ -249,6 +249,7 @@ class DeviceSnapshot(msgspec.Struct, omit_defaults=True):
     feature_dtype: Name = ""
     connected: bool = False
     quiet_s: Amount | None = None  # since its last message; None: never heard of
+    left: bool = False  # it said goodbye and has no session
     reason: Sentence = ""  # why it is not connected, or what it last complained about
     reconnects: Count = 0
     jitter_s: Amount = 0.0

@@ -140,6 +140,8 @@ def test_a_device_that_appears_counts_from_nothing() -> None:
     [
         (DeviceSnapshot("d"), Status.ABSENT),
         (DeviceSnapshot("d", quiet_s=20.0), Status.DOWN),
+        (DeviceSnapshot("d", quiet_s=20.0, left=True), Status.GONE),
+        (DeviceSnapshot("d", connected=True, quiet_s=1.0, left=True), Status.GONE),
         (DeviceSnapshot("d", connected=True), Status.IDLE),
         (DeviceSnapshot("d", connected=True, sessions=[SessionSnapshot("s")]), Status.IDLE),
         (
