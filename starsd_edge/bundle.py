@@ -35,6 +35,7 @@ __all__ = [
     "SelfTest",
     "Shapes",
     "TensorEntry",
+    "damaged",
 ]
 
 MANIFEST_NAME = "manifest.json"
@@ -218,9 +219,7 @@ class Bundle:
         """
         for name, entry in self.manifest.files.items():
             if file_sha256(self.path / name) != entry.sha256:
-                raise BundleError(
-                    f"{self.path}: {name} is damaged (sha256 differs); export or copy the bundle again"
-                )
+                raise damaged(self.path, name)
         extra = {item.name for item in self.path.iterdir()} - set(self.manifest.files) - {MANIFEST_NAME}
         if extra:
             raise BundleError(f"{self.path}: {', '.join(sorted(extra))} is not part of the bundle; remove it")
@@ -256,6 +255,11 @@ class Bundle:
 
 def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def damaged(path: Path, name: str) -> BundleError:
+    """The file `name` of the bundle in `path` has another hash than the manifest says."""
+    return BundleError(f"{path}: {name} is damaged (sha256 differs); export or copy the bundle again")
 
 
 def file_sha256(path: Path) -> str:

@@ -3,6 +3,7 @@ reaches the target runtimes; they are products, so they are found by name."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import time
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starsd_edge.bundle import Bundle, Manifest
+from starsd_edge.bundle import Bundle, Manifest, damaged
 from starsd_edge.chat.contexts import Pair
 from starsd_edge.chat.reporter import Board, EdgeReporter
 from starsd_edge.chat.speaker import Model, Speaker
 from starsd_edge.cli.drafts import DraftService, software
 from starsd_edge.cli.fit import available_bytes, check_fits, needs_of
+from starsd_edge.cli.verified import known_whole, remember_whole
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.decoder import Exactness
 from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
@@ -166,19 +168,28 @@ def read_ahead(
     bundle: Bundle, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> None:
     """Bring the weights into the system's cache, saying how far it is once that takes long: the runtime that
-    reads them next says nothing until it is done."""
-    sizes = {
-        name: entry.num_bytes for name, entry in bundle.manifest.files.items() if name != "tokenizer.json"
-    }
-    total, done = sum(sizes.values()), 0
+    reads them next says nothing until it is done. What was changed since it was hashed last is hashed.
+
+    Raises BundleError for a file that is not what was exported.
+    """
+    files = bundle.manifest.files
+    whole = known_whole(bundle)
+    total, done = sum(entry.num_bytes for entry in files.values()), 0
     said_s = clock()
-    for name in sizes:
+    for name, entry in files.items():
+        digest = None if name in whole else hashlib.sha256()
         with (bundle.path / name).open("rb", buffering=0) as file:
             while block := file.read(READ_BYTES):
+                if digest is not None:
+                    digest.update(block)
                 done += len(block)
                 if clock() - said_s >= READ_REPORT_S:
                     said_s = clock()
                     report(f"loading {bundle.path.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        if digest is not None and digest.hexdigest() != entry.sha256:
+            raise damaged(bundle.path, name)
+    if len(whole) < len(files):
+        remember_whole(bundle)
 
 
 def _costs(

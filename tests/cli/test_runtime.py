@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from starsd_edge.chat.answer import AnswerEnd, AnswerPiece
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.cli.runtime import READ_REPORT_S, ModelChoice, open_speaker, read_ahead
+from starsd_edge.cli.verified import known_whole
+from starsd_edge.errors import BundleError
 from tests.cli.tiny_bundle import make_bundle
 
 
@@ -33,6 +36,24 @@ def test_loading_tells_how_far_it_is_once_it_takes_long(bundle: Bundle) -> None:
     assert said
     assert all(line.startswith("loading tiny: ") for line in said)
     assert said[-1].endswith(" GB")
+
+
+def test_a_changed_byte_is_found_on_load_and_what_is_known_is_not_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STARSD_CACHE", str(tmp_path / "cache"))
+    bundle = Bundle.open(make_bundle(tmp_path))
+    assert set() == known_whole(bundle)
+    read_ahead(bundle, lambda line: None)
+    assert set(bundle.manifest.files) == known_whole(bundle)
+    for name in bundle.manifest.files:
+        file = bundle.path / name
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(BundleError, match=f"{name} is damaged"):
+            read_ahead(bundle, lambda line: None)
+        file.write_bytes(content)
+    read_ahead(bundle, lambda line: None)
 
 
 def test_loading_that_is_quick_says_nothing(bundle: Bundle) -> None:
