@@ -15,7 +15,16 @@ import msgspec
 
 from starsd_edge.errors import ConfigError
 
-__all__ = ["ChatConfig", "UserConfig", "cache_dir", "config_dir", "named_folder", "read_config", "state_dir"]
+__all__ = [
+    "ChatConfig",
+    "UserConfig",
+    "cache_dir",
+    "config_dir",
+    "config_path",
+    "named_folder",
+    "read_config",
+    "state_dir",
+]
 
 CONFIG_NAME = "config.toml"
 
@@ -43,7 +52,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
 
     Raises ConfigError that names file, key and what is allowed.
     """
-    path = config_dir(environ) / CONFIG_NAME
+    path = config_path(environ)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -54,6 +63,11 @@ def read_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
         return msgspec.convert(_parse_toml(text), UserConfig)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def config_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """The settings file; it need not exist."""
+    return config_dir(environ) / CONFIG_NAME
 
 
 def _parse_toml(text: str) -> dict[str, object]:

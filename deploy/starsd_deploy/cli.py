@@ -44,7 +44,7 @@ def command() -> None:
     """Provision and update a fleet of devices over SSH."""
 
 
-@command.command()
+@command.command(short_help="Write a first inventory for HOSTS.")
 @click.argument("hosts", nargs=-1, required=True)
 @click.option("--fleet", type=click.Path(path_type=Path), default=DEFAULT_FLEET, show_default=True)
 @click.option("--draft", help="Which of the hosts runs the draft service.")
@@ -61,13 +61,13 @@ def init(hosts: tuple[str, ...], fleet: Path, draft: str | None) -> None:
     click.echo(f"{fleet} written; set `bundle`, then: starsd deploy doctor")
 
 
-@command.command()
+@command.command(short_help="Print the JSON Schema of a device's table.")
 def schema() -> None:
     """Print the JSON Schema of a device's table, for editors."""
     click.echo(json.dumps(inventory_schema(), indent=1))
 
 
-@command.command()
+@command.command(short_help="Look at every device; say what would hinder it.")
 @selecting
 @click.option("--report", is_flag=True, help="What a bug report needs; no keys, addresses or host names.")
 @click.option("--json", "as_json", is_flag=True)
@@ -106,7 +106,7 @@ def plan(selection: Selection, output: Path | None, refresh_wheels: bool, as_jso
     end_with(tuple(one.error for one in planned))
 
 
-@command.command()
+@command.command(short_help="Bring devices to what the inventory or a plan says.")
 @selecting
 @click.argument("plan_file", type=click.Path(path_type=Path), required=False)
 @click.option(

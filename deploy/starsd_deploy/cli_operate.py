@@ -68,7 +68,7 @@ def rollback(selection: Selection, to: str, sudo_password_file: Any) -> None:
     end_with(tuple(errors))
 
 
-@click.command()
+@click.command(short_help="Print the journal of devices.")
 @selecting
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(1), default=50, show_default=True)
@@ -115,7 +115,7 @@ def exec_(selection: Selection, words: tuple[str, ...]) -> None:
         raise SystemExit(1)
 
 
-@click.command(name="unlock")
+@click.command(name="unlock", short_help="Take the lease from a deployer known to be gone.")
 @selecting
 def unlock_(selection: Selection) -> None:
     """Take the lease away from another deployer that is known to be gone."""
@@ -151,7 +151,7 @@ def list_(selection: Selection, as_json: bool) -> None:
     end_with(tuple(seen.error for seen in found.values()), already_shown=False)
 
 
-@keys.command()
+@keys.command(short_help="Give the device NAME a new key pair.")
 @selecting
 @click.argument("name")
 @click.option("--sudo-password-file", type=click.File(), help="Instead of asking; - is stdin.")
@@ -168,7 +168,7 @@ def rotate(selection: Selection, name: str, sudo_password_file: Any) -> None:
         click.echo("its targets still pin the old key: starsd deploy apply")
 
 
-@keys.command(name="revoke")
+@keys.command(name="revoke", short_help="Let NAME in at no draft device any more.")
 @selecting
 @click.argument("name")
 def revoke_(selection: Selection, name: str) -> None:

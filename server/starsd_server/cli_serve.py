@@ -68,9 +68,19 @@ CHECK_BIND = "tcp://127.0.0.1:0"
     show_default=True,
     help="serial: whole trees of one session after another, as a baseline.",
 )
-@click.option("--max-sessions", default=DEFAULTS.max_sessions, show_default=True, type=click.IntRange(1))
 @click.option(
-    "--device-sessions", default=DEFAULTS.device_sessions, show_default=True, type=click.IntRange(1)
+    "--max-sessions",
+    default=DEFAULTS.max_sessions,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Sessions that hold KV at once; those in excess take turns.",
+)
+@click.option(
+    "--device-sessions",
+    default=DEFAULTS.device_sessions,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Sessions that one device may open.",
 )
 @click.option(
     "--max-len", default=2048, show_default=True, type=click.IntRange(16), help="Tokens of a session."

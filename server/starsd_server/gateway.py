@@ -202,7 +202,7 @@ class Gateway:
                 self._routes.clear()
             self._routes[route] = device
             with contextlib.suppress(zmq.ZMQError):
-                link.address = str(frame.get("Peer-Address"))
+                link.address = str(frame.get("Peer-Address")).removeprefix(IPV4_IN_IPV6)
 
     def _drop(self, reason: str, detail: str = "") -> None:
         self._counts.dropped[reason] = count = self._counts.dropped.get(reason, 0) + 1
@@ -252,6 +252,7 @@ class Gateway:
             send_now(self._worker, pack_state(state))
 
 
+IPV4_IN_IPV6 = "::ffff:"  # how a socket for both tells an IPv4 address
 REVOKED = encode(
     Error(
         Head(0),

@@ -96,14 +96,14 @@ class Conversation:
         except (OSError, ValueError) as error:  # a letter that no file can hold, a path that none can have
             with contextlib.suppress(OSError, ValueError):
                 part.unlink(missing_ok=True)
-            raise UsageError(f"cannot save to {path}: {error}") from error
+            raise UsageError(f"cannot save to {path}: {reason_of(error)}") from error
 
     def load(self, path: Path) -> None:
         """Continue a saved conversation with its settings. Raises UsageError for a file that is none."""
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"cannot load {path}: {error}") from error
+            raise UsageError(f"cannot load {path}: {reason_of(error)}") from error
         messages, settings = _read_saved(saved, path)
         self.clear()
         self.messages = messages
@@ -148,3 +148,8 @@ def _read_saved(saved: Any, path: Path) -> tuple[list[Message], ChatSettings]:
     except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
     return messages, settings
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong with a file that was named already."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)

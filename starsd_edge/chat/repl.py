@@ -23,7 +23,7 @@ from starsd_edge.chat.commands import Action, complete_command, is_command, run_
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.history import clear_history, open_history
 from starsd_edge.chat.keyboard import terminal_given_back
-from starsd_edge.chat.screen import clip
+from starsd_edge.chat.screen import clip, fold
 from starsd_edge.chat.show import Look, say, show_answer
 from starsd_edge.chat.status import figures_line, link_words
 from starsd_edge.errors import StarSDError, UsageError
@@ -118,7 +118,7 @@ class Repl:
         try:
             outcome = run_command(self._conversation, line)
             for said in outcome.lines:
-                self._look.out.write(said + "\n")
+                self._look.out.write("\n".join(fold(said, self._look.columns())) + "\n")
             if outcome.action is Action.REGENERATE:
                 show_answer(self._conversation, self._conversation.regenerate(), self._look)
             elif outcome.action is Action.COPY:
@@ -160,9 +160,11 @@ class Repl:
         parts = [link_words(self._conversation.link())]
         if self._conversation.figures is not None:
             parts.append(figures_line(self._conversation.figures))
-        return FormattedText(
-            [("class:bottom-toolbar.text", clip(" · ".join(parts), self._look.columns() - 1))]
-        )
+        width = self._look.columns() - 1
+        line = " · ".join(parts)
+        if len(line) > width:  # a reason may be long, and neither may hide the other
+            line = "\n".join(clip(part, width) for part in reversed(parts))
+        return FormattedText([("class:bottom-toolbar.text", line)])
 
 
 def is_open_block(text: str) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
-from wcwidth import wcwidth
+from wcwidth import wcswidth, wcwidth
 
-__all__ = ["Screen", "clip"]
+__all__ = ["Screen", "clip", "fold"]
 
 ERASE_LINE = "\x1b[2K"
+FIRST_COLUMN = re.compile(r"\S+(?: \S+)*  +")  # of a table: a name, and two spaces at least
 DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 
@@ -78,6 +81,15 @@ def clip(line: str, width: int) -> str:
         if used > width:
             return line[: max(index - 1, 0)] + "…"
     return line
+
+
+def fold(line: str, width: int) -> list[str]:
+    """`line` broken between words; what continues the second column of a table stays in it."""
+    if wcswidth(line) <= width:
+        return [line]
+    first = FIRST_COLUMN.match(line)
+    indent = " " * first.end() if first is not None and first.end() < width // 2 else ""
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [line]
 
 
 def terminal_columns(out: TextIO) -> int:

@@ -81,7 +81,7 @@ def verify(folder: Path, *, no_run: bool, on_device: bool) -> None:
     click.echo(f"{folder}: complete" + ("" if no_run else ", self-test passed"))
 
 
-@command.command()
+@command.command(short_help="Have the TensorRT engine of FOLDER for this device.")
 @BUNDLE
 def engine(folder: Path) -> None:
     """Have the TensorRT engine of FOLDER for this very device: built if it is not there. Prints its file."""

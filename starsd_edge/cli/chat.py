@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from starsd_edge.cli.model_options import model_options
-from starsd_edge.errors import ResourceError, UsageError
+from starsd_edge.errors import ConfigError, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from starsd_edge.chat.backend import Backend
     from starsd_edge.chat.conversation import Conversation
     from starsd_edge.chat.settings import ChatSettings
     from starsd_edge.cli.runtime import ModelChoice
+    from starsd_edge.config import ChatConfig
     from starsd_edge.decoding.sampling import SamplingParams
 
 __all__ = ["command"]
@@ -78,6 +79,7 @@ def command(
     """
     from starsd_edge.bundle import Bundle
     from starsd_edge.chat.conversation import Conversation
+    from starsd_edge.chat.settings import ChatSettings
     from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
     from starsd_edge.config import read_config
 
@@ -100,7 +102,8 @@ def command(
         "draft": "off" if draft == "off" else None,
     }
     once = question is not None and not interactive
-    wanted = [*config.settings.items(), *_pairs(changes), *flags.items()]
+    limit: int | None = None
+    wanted = [*_pairs(changes), *flags.items()]
 
     report = _silent if quiet or as_json else _report
     asked_for = choice != ModelChoice() or service is not None
@@ -109,11 +112,13 @@ def command(
         backend, sampling = _attached(server)
     else:
         if once and choice.bundle == EMBEDDED:
-            wanted.insert(0, ("max_tokens", MAX_TOKENS_ONCE))
+            limit = MAX_TOKENS_ONCE
         address = service or config.service
         backend, sampling = _loaded(choice, address, keys, draft, report=report)
     try:
-        conversation = Conversation(backend, _settings(sampling, wanted))
+        conversation = Conversation(
+            backend, _settings(_configured(ChatSettings(sampling=sampling, max_tokens=limit), config), wanted)
+        )
         if question is not None and once:
             _answer_once(conversation, question, report, as_json=as_json)
         else:
@@ -181,11 +186,20 @@ def _piped() -> str:
         ) from error
 
 
-def _settings(sampling: SamplingParams, wanted: Iterable[tuple[str, object]]) -> ChatSettings:
-    """The model's defaults, changed by everything that is not None, later ones last."""
-    from starsd_edge.chat.settings import ChatSettings, change_setting
+def _configured(settings: ChatSettings, config: ChatConfig) -> ChatSettings:
+    """Changed by the settings file. Raises ConfigError that names it."""
+    from starsd_edge.config import config_path
 
-    settings = ChatSettings(sampling=sampling)
+    try:
+        return _settings(settings, config.settings.items())
+    except UsageError as error:
+        raise ConfigError(f"{config_path()}: {error}") from error
+
+
+def _settings(settings: ChatSettings, wanted: Iterable[tuple[str, object]]) -> ChatSettings:
+    """Changed by everything that is not None, later ones last."""
+    from starsd_edge.chat.settings import change_setting
+
     for name, value in wanted:
         if value is not None:
             text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
@@ -245,10 +259,10 @@ def _interact(conversation: Conversation, question: str | None, *, quiet: bool, 
 
 def _banner(backend: Backend, server: str | None) -> str:
     """What this chat uses. The draft service is the status line's business."""
-    parts = [backend.model, f"{backend.max_len} tokens of context"]
+    parts = [backend.model, f"{backend.max_len} tokens"]
     if server is not None:
         parts.append(f"served at {server}")
-    return " · ".join([*parts, "/help lists the commands"])
+    return " · ".join([*parts, "/help"])
 
 
 def _report(line: str) -> None:

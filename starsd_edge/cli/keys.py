@@ -71,7 +71,7 @@ def show(folder: Path | None, name: str, *, as_json: bool, only_public: bool) ->
         tell(key, as_json=as_json)
 
 
-@command.command()
+@command.command(short_help="Make a new key in place of the old one, which is kept.")
 @FOLDER
 @NAME
 @AS_JSON
@@ -128,7 +128,7 @@ def list_trusted(folder: Path | None, *, as_json: bool) -> None:
         click.echo("nobody is let in yet: `starsd keys trust NAME KEY`")
 
 
-@command.command()
+@command.command(short_help="Remember KEY as that of the draft service NAME.")
 @FOLDER
 @click.argument("name")
 @click.argument("public_key", metavar="KEY")

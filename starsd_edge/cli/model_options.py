@@ -47,7 +47,7 @@ OPTIONS = (
         "--service",
         metavar="ADDRESS",
         callback=_not_empty,
-        help="Draft service, tcp://HOST:PORT, or several by commas. None: decode plainly.",
+        help="Draft service, HOST:PORT; several with commas. None: decode plainly.",
     ),
     click.option(
         "--draft",

@@ -94,7 +94,7 @@ def watch(
             show(feed, ascii_only=ascii_only)
 
 
-@command.command("stream")
+@command.command("stream", short_help="Print the figures again and again, as JSON or CSV.")
 @services_argument
 @keys_option
 @with_format
@@ -159,7 +159,7 @@ def replay(file: Path, speed: float, once: bool, form: Format | None, ascii_only
     click.echo(report(model, float("inf"), form or Format.MARKDOWN))
 
 
-@command.command("export")
+@command.command("export", short_help="Serve the figures to a Prometheus on this machine.")
 @services_argument
 @keys_option
 @click.option(
@@ -179,7 +179,7 @@ def export(services: tuple[str, ...], keys: Path | None, listen: str) -> None:
             exporter.run()
 
 
-@command.command("figures")
+@command.command("figures", short_help="Print what every number means (Markdown).")
 def figures() -> None:
     """Print what every number means, and the metrics for Prometheus (Markdown)."""
     from starsd_edge.monitor.definitions import definitions_page

@@ -135,6 +135,10 @@ def test_the_settings_file_stands_behind_the_flags(
     assert 3 == wrong.code
     assert "bundel" in wrong.err
     assert str(config) in wrong.err
+    config.write_text(f'[chat]\nbundle = "{bundle}"\n[chat.settings]\ntemprature = 1\n')
+    wrong = run("Who?")
+    assert 3 == wrong.code
+    assert f"{config}: there is no setting 'temprature'" in wrong.err
 
 
 @pytest.mark.parametrize(
@@ -227,7 +231,7 @@ def test_a_lost_service_shows_in_the_status_line_and_nowhere_else(
 ) -> None:
     options = ["--bundle", str(bundle), "--max-tokens", "8", "--service", NOBODY]
     with Terminal([*STARSD, "chat", *options], environ) as terminal:
-        terminal.expect("tiny · 512 tokens of context · /help lists the commands")
+        terminal.expect("tiny · 512 tokens · /help")
         terminal.expect(lambda _: terminal.cursor_line == ">>>")
         terminal.send("Who?\r")
         terminal.expect("tokens/s")

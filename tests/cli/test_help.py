@@ -6,6 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
+from click.testing import CliRunner
+
+from starsd_edge.cli.main import cli
+
+GROUPS = ("", "bench", "bundle", "deploy", "deploy keys", "draft", "keys", "monitor")
+
 HEAVY = frozenset(
     [
         "numpy",
@@ -39,3 +46,10 @@ def test_the_front_command_loads_nothing_heavy(record_property: Callable[[str, o
     *_, modules, seconds = done.stdout.splitlines()
     assert set() == HEAVY & {name.split(".")[0] for name in modules.split()}
     record_property("help_cpu_ms", f"{float(seconds) * 1e3:.0f}")  # to be read, not judged
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_list_of_commands_ends_no_line_in_the_middle(group: str) -> None:
+    done = CliRunner().invoke(cli, [*group.split(), "--help"], terminal_width=80)
+    assert done.exit_code == 0, done.output
+    assert "..." not in done.output.partition("Commands:")[2]

@@ -9,6 +9,7 @@ import pytest
 
 from starsd_edge.chat.commands import COMMANDS, Action, complete_command, is_command, run_command
 from starsd_edge.chat.conversation import Conversation
+from starsd_edge.chat.screen import fold
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.errors import UsageError
@@ -170,3 +171,15 @@ def test_a_place_that_holds_no_file_is_one_line(conversation: Conversation, verb
     """Each was an exception that ended the chat, and the conversation with it."""
     with pytest.raises(UsageError):
         run_command(conversation, f"{verb} {place}")
+
+
+def test_a_file_that_is_not_there_is_named_once(conversation: Conversation, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        run_command(conversation, f"/load {tmp_path}/x")
+    assert f"cannot load {tmp_path}/x: No such file or directory" == str(refused.value)
+
+
+def test_long_lines_of_a_table_go_on_in_their_column() -> None:
+    assert ["key  one two", "     three"] == fold("key  one two three", 13)
+    assert ["short"] == fold("short", 80)
+    assert ["one two", "three"] == fold("one two three", 8)
