@@ -114,7 +114,7 @@ def _stop(settings: ChatSettings, text: str) -> ChatSettings:
     try:
         stops = tuple(part.decode("unicode_escape") for part in escaped.split())
     except UnicodeDecodeError:
-        raise ValueError("right behind a backslash: \\n, \\t, \\x20, \\u2028, or \\\\ for one") from None
+        raise ValueError("text whose backslashes begin \\n, \\t, \\x20, \\u2028 or \\\\") from None
     return replace(settings, stop=stops)
 
 

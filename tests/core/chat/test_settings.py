@@ -38,8 +38,8 @@ def test_a_setting_shows_what_was_set(shown: str, name: str, value: str) -> None
         ("on or off", "draft", "maybe"),
         ("drop-oldest, refuse", "full_window", "explode"),
         ("temperature", "temprature", "1"),
-        ("right behind a backslash", "stop", "\\"),
-        ("right behind a backslash", "stop", "\\x2"),
+        ("whose backslashes begin", "stop", "\\"),
+        ("whose backslashes begin", "stop", "\\x2"),
     ],
 )
 def test_a_wrong_value_is_answered_with_what_is_allowed(message: str, name: str, value: str) -> None:
