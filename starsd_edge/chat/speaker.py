@@ -30,7 +30,7 @@ from starsd_edge.decoding.decoder import Committed
 from starsd_edge.decoding.decoder import FinishReason as Finish
 from starsd_edge.errors import UsageError
 from starsd_edge.text.detokenize import Detokenizer
-from starsd_edge.text.length import count_tokens, least_tokens
+from starsd_edge.text.length import count_tokens
 from starsd_edge.text.prompt import Prompt, PromptWriter
 from starsd_edge.text.stop import StopFilter
 from starsd_edge.text.template import Message
@@ -118,10 +118,10 @@ class Speaker:
         """Continue raw text, in which control tokens are read as such. Raises UsageError like the next."""
         self._cancelled.clear()
         tokenizer = self.writer.tokenizer
-        count = count_tokens(tokenizer, text, self.max_len, cancelled=self._cancelled.is_set)
+        length = count_tokens(tokenizer, text, self.max_len, cancelled=self._cancelled.is_set)
         if self._cancelled.is_set():
             return _nothing_said()
-        if least_tokens(text, count) >= self.max_len:
+        if length.least >= self.max_len:
             raise _too_long(f"more than {self.max_len}", self.max_len)
         return self._answer_tokens(tokenizer.encode_document(text), settings)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from starsd_edge.chat.settings import FullWindow
 from starsd_edge.errors import UsageError
-from starsd_edge.text.length import count_tokens, least_tokens
+from starsd_edge.text.length import Length, count_tokens
 from starsd_edge.text.prompt import Prompt, PromptWriter
 from starsd_edge.text.template import Message, Role
 
@@ -68,13 +68,13 @@ def fit_window(
             return FittedPrompt(prompt, 0)
     head = [message for message in messages[:1] if message.role is Role.SYSTEM]
     said = messages[len(head) :]
-    counts = [
+    lengths = [
         count_tokens(writer.tokenizer, message.content, max_len, cancelled=cancelled) for message in messages
     ]
-    starts = [0] if rule is FullWindow.REFUSE else _block_starts(said, counts[len(head) :], max_len)
+    starts = [0] if rule is FullWindow.REFUSE else _block_starts(said, lengths[len(head) :], max_len)
     if taken is not None:
         starts = starts[1:]  # the whole of it does not fit
-    least = _least_from(messages, counts)
+    least = _least_from(lengths)
     least_of_head = least[0] - least[len(head)]
     found: FittedPrompt | None = None
     low, high = 0, len(starts)
@@ -105,25 +105,25 @@ def fit_window(
     )
 
 
-def _least_from(messages: Sequence[Message], counts: Sequence[int]) -> list[int]:
+def _least_from(lengths: Sequence[Length]) -> list[int]:
     """For every message, and for the end, what it and those behind it take at the least."""
-    least = [0] * (len(messages) + 1)
-    for i in reversed(range(len(messages))):
-        least[i] = least[i + 1] + least_tokens(messages[i].content, counts[i])
+    least = [0] * (len(lengths) + 1)
+    for i in reversed(range(len(lengths))):
+        least[i] = least[i + 1] + lengths[i].least
     return least
 
 
-def _block_starts(messages: Sequence[Message], counts: Sequence[int], max_len: int) -> list[int]:
+def _block_starts(messages: Sequence[Message], lengths: Sequence[Length], max_len: int) -> list[int]:
     """Where a prompt may begin: the first turn, the first behind each quarter of the window, and the last."""
     starts = [0]
     taken, blocks, last = 0, 1, 0
-    for i, (message, count) in enumerate(zip(messages, counts, strict=True)):
+    for i, (message, length) in enumerate(zip(messages, lengths, strict=True)):
         if message.role is Role.USER:
             last = i
             if i > 0 and taken * BLOCKS >= max_len * blocks:
                 starts.append(i)
                 blocks = taken * BLOCKS // max_len + 1
-        taken += count + MESSAGE_OVERHEAD_TOKENS
+        taken += length.count + MESSAGE_OVERHEAD_TOKENS
     if last != starts[-1]:
         starts.append(last)
     return starts

@@ -251,3 +251,9 @@ def test_a_raw_prompt_that_fills_the_context_is_refused() -> None:
 def test_figures_of_a_plain_answer() -> None:
     figures = Figures(completion_tokens=11, generation_s=2.0, plain_rounds=10)
     assert (5.0, 1.0) == (figures.tokens_per_s, figures.tokens_a_round)
+
+
+@pytest.mark.parametrize("letters", ["abc def ", "x"])
+def test_a_raw_prompt_of_megabytes_is_refused_before_it_is_read(letters: str) -> None:
+    with pytest.raises(UsageError, match="more than 400 tokens"):
+        toy_speaker().answer_text(letters * (3_000_000 // len(letters)), ChatSettings())

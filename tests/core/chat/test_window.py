@@ -107,15 +107,18 @@ def test_thousands_of_short_messages_are_written_a_few_times_and_not_for_every_b
 
 
 @pytest.mark.parametrize("rule", FullWindow)
-@pytest.mark.parametrize("letters", ["fox ", "x", "<|im_end|>"])
-def test_a_text_that_can_never_fit_is_refused_before_it_is_written(rule: FullWindow, letters: str) -> None:
+@pytest.mark.parametrize("letters", ["fox ", "x", "<|im_end|>", "abc def "])
+@pytest.mark.parametrize("max_tokens", [None, 1])
+def test_a_text_that_can_never_fit_is_refused_before_it_is_written(
+    rule: FullWindow, letters: str, max_tokens: int | None
+) -> None:
     counting = writer()
-    with pytest.raises(UsageError, match="takes more than 175 tokens"):
+    with pytest.raises(UsageError, match=r"takes more than 1\d\d tokens"):
         fit_window(
             counting,
             [Message(Role.USER, letters * (3_000_000 // len(letters)))],
             MAX_LEN,
-            max_tokens=None,
+            max_tokens=max_tokens,
             rule=rule,
         )
     assert 0 == counting.num_letters
