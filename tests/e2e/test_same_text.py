@@ -18,6 +18,7 @@ from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.demo.processes import DraftService
 from starsd_edge.link.client import RemoteDrafter
+from starsd_edge.link.placement import Place
 from starsd_edge.metrics import RoundKind
 from starsd_edge.text.template import Message, Role
 
@@ -53,7 +54,7 @@ class Edge:
 
     def drafter(self, address: str) -> RemoteDrafter:
         manifest = self.bundle.manifest
-        return DraftAddress(address, None).open_drafter(manifest, self.curve, manifest.max_len)
+        return DraftAddress((Place(address, None),)).open_drafter(manifest, self.curve, manifest.max_len)
 
 
 @pytest.fixture(scope="module", params=["int8", "fp32"])
