@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -183,9 +184,11 @@ def converse(
 
 
 def table_of(report: Report) -> Table:
-    table = Table(title="tokens per second of whole answers, mean over questions")
+    table = Table(
+        title="tokens per second of whole answers, mean over questions", box=box.SIMPLE, padding=(0, 1, 0, 0)
+    )
     for column in ("way", "category"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     numbers = ["n", "tok/s", f"x {report.baseline}", "accept. length", "same text", "first token ms"]
     measured = any(row.joules_per_token is not None for row in report.rows)
     for column in numbers + ["J/token"] * measured:
