@@ -9,6 +9,7 @@ from starsd_edge.cli.main import CommandEntry, LazyGroup
 __all__ = ["BENCHES", "command"]
 
 BENCHES: dict[str, CommandEntry] = {
+    "demo": CommandEntry("starsd_edge.cli.demo", "Plain against StarSD on ten chat prompts."),
     "service": CommandEntry("starsd_server.emulate.cli", "1 to 64 emulated targets against a draft service."),
     "head": CommandEntry("starsd_server.emulate.large_head", "A random head of Vicuna-7B's shape: memory."),
     "fleet": CommandEntry(
