@@ -24,6 +24,7 @@ from starsd_edge.chat.speaker import Speaker
 from starsd_edge.endpoint.answers import DONE, AnswerBody, ChatBody, CompletionBody, Reply
 from starsd_edge.endpoint.fair_queue import QueueFullError
 from starsd_edge.endpoint.guard import Guard
+from starsd_edge.endpoint.lingering import LingeringResponse
 from starsd_edge.endpoint.metrics import EndpointMetrics
 from starsd_edge.endpoint.openai import (
     ModelCard,
@@ -359,7 +360,8 @@ async def _refuse_request(request: Request, error: Exception) -> Response:
     status = {"model_not_found": 404, "body_too_slow": 408, "body_too_large": 413}.get(error.code or "", 400)
     # The rest of such a body is not waited for.
     headers = {"Connection": "close"} if status in (408, 413) else None
-    return _error(error, "invalid_request_error", status, headers)
+    kind = LingeringResponse if status == 413 else Response
+    return kind(error_body(error, "invalid_request_error"), status, headers, media_type="application/json")
 
 
 async def _nobody_there(request: Request, error: Exception) -> Response:

@@ -209,6 +209,17 @@ def test_a_changed_size_is_drawn_anew(screen: Pty) -> None:
     screen.read("LINK95")  # a column that 80 cells have no room for
 
 
+def test_only_changed_lines_are_written(screen: Pty) -> None:
+    """Frozen, the next device is chosen: its line and that of the one before change, no other."""
+    screen.read("orin-05")  # frozen before there are devices, there is none to choose
+    screen.press("f")
+    screen.read("FROZEN")
+    screen.read("\x1b[?2026l")
+    screen.press("j")
+    written = screen.read("\x1b[?2026l")
+    assert len(re.findall(r"\x1b\[\d+;1H", written)) == 2
+
+
 def test_sigterm_gives_the_terminal_back(screen: Pty) -> None:
     screen.read("orin-05")
     screen.child.terminate()

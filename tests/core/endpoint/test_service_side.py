@@ -78,6 +78,7 @@ def test_metrics_count_requests_and_tokens(fox: Served) -> None:
         (400, "not JSON", b"\xff\xfe"),
         (400, "Expected `object`", b"[]"),
         (400, "missing required field `messages`", b"{}"),
+        (413, "exceeds", b'"' + b"x" * MAX_BODY_BYTES + b'"'),
     ],
 )
 def test_broken_bodies_get_openai_s_error(fox: Served, status: int, message: str, body: bytes) -> None:
