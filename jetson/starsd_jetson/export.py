@@ -92,18 +92,19 @@ def export(
     `out` is in the way.
     """
     check_target(out, settings)
+    place = out.resolve()  # of a link, what it leads to is replaced
     source = open_source(source_path)
     text = choose_template(read_text_settings(source), settings.chat_template, source.path)
     ChatTemplate(text.chat_template)  # or it would be found out in the first chat
     check_space(out, source.shape, settings.quant)
-    with staging_folder(out) as folder:
+    with staging_folder(place) as folder:
         reference = None if settings.quant == "fp32" else reference_run(source.shape, text.tokenizer_json)
         draft = write_bundle(
             folder, source, text, settings, reference, progress or (lambda done, total: None)
         )
         trial = try_out(Bundle(folder, draft.manifest), reference, draft.logits)
         write_manifest(folder, replace(draft.manifest, self_test=trial.self_test, quality=trial.quality))
-        put_in_place(folder, out)
+        put_in_place(folder, place)
     return Bundle.open(out)
 
 
@@ -257,7 +258,6 @@ def estimate_bytes(shape: ModelShape, quant: str) -> int:
 @contextlib.contextmanager
 def staging_folder(out: Path) -> Iterator[Path]:
     """A hidden folder beside `out`, removed whatever happens."""
-    out = out.resolve()
     parent = out.parent
     folder = parent / f"{staging_prefix(out)}{os.getpid()}"
     try:
@@ -280,7 +280,7 @@ def staging_prefix(out: Path) -> str:
 
 def remove_abandoned(out: Path) -> None:
     """What killed exports to `out` left; a bundle that one of them had moved aside is put back first."""
-    parent, prefix = out.absolute().parent, staging_prefix(out)
+    parent, prefix = out.parent, staging_prefix(out)
     for folder in sorted(parent.glob(f"{glob.escape(prefix)}*")):
         pid, _, aside = folder.name[len(prefix) :].partition("-")
         if not pid.isdigit() or Path(f"/proc/{pid}").exists():
@@ -294,9 +294,7 @@ def remove_abandoned(out: Path) -> None:
 
 
 def put_in_place(folder: Path, out: Path) -> None:
-    """Rename; an old bundle stays usable until the instant before, and is back if that instant fails. Of a
-    link, what it leads to is replaced."""
-    out = out.resolve()
+    """Rename; an old bundle stays usable until the instant before, and is back if that instant fails."""
     old = out.with_name(f"{staging_prefix(out)}{os.getpid()}-{ASIDE}")
     if out.exists():
         out.rename(old)

@@ -74,15 +74,6 @@ class DraftTree:
         return np.array(depths, np.int32)
 
     @cached_property
-    def sibling_ranks(self) -> TokenArray:
-        """int32 [N]: place of each node among its siblings, in tree order; 0 for the root."""
-        order = np.argsort(self.parents, kind="stable")
-        starts = np.searchsorted(self.parents[order], self.parents)
-        ranks = np.empty(len(self), np.int32)
-        ranks[order] = np.arange(len(self), dtype=np.int32)
-        return np.asarray(ranks - starts, np.int32)
-
-    @cached_property
     def positions(self) -> TokenArray:
         """int32 [N] absolute positions in the target."""
         return np.asarray(self.base_len - 1 + self.depths, np.int32)
