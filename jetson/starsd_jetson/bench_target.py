@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import resource
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.decoder import GUARD_PER_NOISE
 from starsd_edge.decoding.tree import DraftTree
@@ -154,14 +154,14 @@ def llama_cpp(gguf: Path, threads: int) -> Callable[[], float]:
 @click.option(
     "--gguf", type=click.Path(path_type=Path), help="The peer's weights; the embedded model's by default."
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
+@json_option
 def command(
     bundle: str,
     quant: str,
     threads: tuple[int, ...],
     peer: str | None,
     gguf: Path | None,
-    json_path: Path | None,
+    json_file: Path | None,
 ) -> None:
     """Plain speed and the cost of trees for BUNDLE, on this machine."""
     opened = Bundle.open(embedded.bundle_path(quant) if bundle == "embedded" else Path(bundle))
@@ -173,9 +173,8 @@ def command(
     for speed in speeds:
         if speed.peer_tokens_per_s:
             click.echo(f"{speed.threads} threads: {speed.ratio:.2f}x {peer}")
-    if json_path is not None:
-        rows = [dataclasses.asdict(speed) | {"ratio": speed.ratio} for speed in speeds]
-        json_path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    rows = [dataclasses.asdict(speed) | {"ratio": speed.ratio} for speed in speeds]
+    write_json(json_file, {"peer": peer, "rows": rows})
 
 
 def table(speeds: list[TargetSpeed]) -> Table:

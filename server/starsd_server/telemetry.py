@@ -7,7 +7,6 @@ of the next update, or, better, from the edge's own report where there is one.
 from __future__ import annotations
 
 import logging
-import platform
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from starsd_edge.latency import Histogram
+from starsd_edge.machine import cpu_name
 from starsd_edge.protocol.messages import ErrorCode
 from starsd_edge.protocol.server_connection import Greeted, RowsArrived, ServiceOffer
 from starsd_edge.protocol.session_table import SessionKey
@@ -276,12 +276,7 @@ class Recorder:
 
 def hardware_name(threads: int) -> str:
     """What the engine runs on, for people."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.machine()
-    return f"{model}, {threads} thread{'s' if threads > 1 else ''}"[:80]
+    return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"[:80]
 
 
 def _device_work(seen: Work, told: Work | None) -> Work:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -21,6 +20,7 @@ from starsd_edge.bench.policy import (
     run,
     simulated,
 )
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.decoding.costs import profile_names
 from starsd_edge.errors import MissingDependencyError
 from starsd_edge.extras import install_hint
@@ -41,9 +41,9 @@ NEAR_THE_BEST = 0.95
     show_default=True,
     help="Answers and trees of the embedded model and its head, or of a model of a large model's.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all cells there.")
+@json_option
 @click.option("--heatmap", type=click.Path(path_type=Path), help="Draw the matrix there (.png or .svg).")
-def command(quick: bool, source: str, json_path: Path | None, heatmap: Path | None) -> None:
+def command(quick: bool, source: str, json_file: Path | None, heatmap: Path | None) -> None:
     """Run the adaptive policy against plain decoding and every fixed tree size.
 
     Everything happens in virtual time, with the real decode loop: device profiles x round trips x losses x
@@ -59,8 +59,7 @@ def command(quick: bool, source: str, json_path: Path | None, heatmap: Path | No
     console.print(by_profile(measured))
     for line in verdict(measured):
         console.print(line)
-    if json_path is not None:
-        json_path.write_text(json.dumps(as_json(measured, source), indent=1) + "\n", encoding="utf-8")
+    write_json(json_file, as_json(measured, source))
     if heatmap is not None:
         draw(measured, heatmap)
 

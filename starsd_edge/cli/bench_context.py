@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 import msgspec
 import numpy as np
 
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece, Figures
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
@@ -93,7 +95,7 @@ class FirstToken:
     type=click.IntRange(2, 16),
     help="That take turns on one model: once as many caches are kept, once one less.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@json_option
 def command(
     bundle: str | None,
     quant: str | None,
@@ -105,7 +107,7 @@ def command(
     turns: int,
     answer_tokens: int,
     conversations: int,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Time to the first token, turn by turn: it should grow with what is new, not with what was said.
 
@@ -131,9 +133,6 @@ def command(
         kv_bytes = needs_of(opened.manifest, kept).kv_bytes_per_token * speaker.max_len
         result.sharing.append(Sharing(conversations, kept, len(speaker.contexts), share, kv_bytes))
         speaker.close()
-    if as_json:
-        click.echo(msgspec.json.encode(result))
-        return
     click.echo(f"{result.model}: time to the first token of a turn (CPU time in brackets)")
     click.echo(" turn  prompt   new        reused cache           empty cache")
     for number, turn in enumerate(result.turns, 1):
@@ -151,6 +150,7 @@ def command(
             f"{sharing.conversations} conversations in turn, {sharing.kept} caches kept (at most "
             f"{sharing.kv_bytes / 1e6:.0f} MB): {sharing.cached_share:.0%} of the prompts found in them"
         )
+    write_json(json_file, msgspec.to_builtins(result))
 
 
 def measure(fresh: Callable[[], Conversation], turns: int) -> ContextReport:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -16,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from starsd_edge.bench.e2e import Answer, Answerer, Question, Report, compare, read_questions, summarise
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.cli.bench_peers import PEERS, Generated, Generator, open_peer
-from starsd_edge.cli.drafts import find_draft_service, software
+from starsd_edge.cli.drafts import find_draft_service
 from starsd_edge.cli.runtime import (
     EMBEDDED,
     ModelChoice,
@@ -59,7 +58,7 @@ PLAIN, DRAFTED = "plain", "StarSD"
     type=click.Choice(list(PEERS)),
     help="Run beside, plain and with prompt lookup.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+@json_option
 def command(
     prompts: Path,
     service: str,
@@ -120,17 +119,8 @@ def command(
         policy = {"draft_rounds": drafted.stats.rounds, "plain_rounds": drafted.stats.plain_rounds}
     report = summarise(compared, PLAIN)
     Console().print(table_of(report))
-    if json_file is not None:
-        facts = {
-            "prompts": prompts.name,
-            "model": manifest.identity.name,
-            "software": software(),
-            "python": platform.python_version(),
-            "machine": platform.processor() or platform.machine(),
-            "max_tokens": max_tokens,
-            **policy,
-        }
-        json_file.write_text(json.dumps({**facts, **report.as_dict()}, indent=1) + "\n", encoding="utf-8")
+    facts = {"prompts": prompts.name, "model": manifest.identity.name, "max_tokens": max_tokens}
+    write_json(json_file, {**facts, **policy, **report.as_dict()})
 
 
 def greedy(decoder: Decoder, stop: frozenset[int]) -> Generator:

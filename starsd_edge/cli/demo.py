@@ -8,8 +8,6 @@ holding its answers back until the profile's verify time has passed; everything 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +15,10 @@ from importlib import resources
 from pathlib import Path
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.bundle import Bundle
 from starsd_edge.chat.wrap import Style, StyledText, Wrapper
 from starsd_edge.cli.runtime import ModelChoice, model_name, open_bundle
@@ -28,7 +26,8 @@ from starsd_edge.decoding.costs import load_profile, profile_names
 from starsd_edge.demo.processes import DraftService, TargetProcess
 from starsd_edge.demo.report import Comparison, Summary, as_json, as_table, remarks, summarise
 from starsd_edge.demo.wire import Ask, Mode, Piece
-from starsd_edge.errors import StarSDError, UsageError
+from starsd_edge.errors import StarSDError
+from starsd_edge.machine import describe_machine
 
 __all__ = ["command"]
 
@@ -53,7 +52,7 @@ WARM_UP_TOKENS = 8  # first passes bind buffers and open the link; they are not 
 @click.option(
     "--head", type=click.Path(path_type=Path), help="Draft head to use instead of the embedded one."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write figures.")
+@json_option
 def command(
     profile: str | None,
     num_prompts: int | None,
@@ -67,7 +66,6 @@ def command(
     for number in (signal.SIGTERM, signal.SIGHUP):  # its processes end with it, as after Ctrl-C
         signal.signal(number, signal.default_int_handler)
     console = Console()
-    check_writable(json_file)
     prompts = load_prompts()[:num_prompts]
     machine = describe_machine()
     console.print(
@@ -90,8 +88,7 @@ def command(
     for summary in summaries:
         for line in remarks(summary):
             console.print(line)
-    if json_file:
-        write_json(json_file, summaries, machine)
+    write_json(json_file, figures_of(summaries))
     if any(summary.identical != summary.prompts for summary in summaries):
         raise StarSDError(
             "a text differed between plain and StarSD decoding: that is a bug, please report it"
@@ -167,33 +164,9 @@ def load_prompts() -> list[str]:
     return prompts
 
 
-def describe_machine() -> dict[str, object]:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
-def check_writable(json_file: Path | None) -> None:
-    """Before minutes are spent. Raises UsageError."""
-    if json_file and not (json_file.parent.is_dir() and os.access(json_file.parent, os.W_OK)):
-        raise UsageError(f"{json_file}: its folder does not exist or cannot be written to")
-
-
-def write_json(json_file: Path, summaries: Sequence[Summary], machine: dict[str, object]) -> None:
+def figures_of(summaries: Sequence[Summary]) -> dict[str, object]:
     """The first timing's figures at the top; a second one's under "emulated"."""
-    figures = as_json(summaries[0], machine)
+    figures = as_json(summaries[0])
     if len(summaries) > 1:
-        figures["emulated"] = as_json(summaries[1], machine)
-    json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        figures["emulated"] = as_json(summaries[1])
+    return figures

@@ -122,7 +122,7 @@ def summarise(profile: str, comparisons: Sequence[Comparison]) -> Summary:
     )
 
 
-def as_json(summary: Summary, machine: dict[str, object]) -> dict[str, object]:
+def as_json(summary: Summary) -> dict[str, object]:
     """The keys that scripts read."""
     return {
         "plain_tokens_per_s": round(summary.plain_tokens_per_s, 3),
@@ -136,7 +136,6 @@ def as_json(summary: Summary, machine: dict[str, object]) -> dict[str, object]:
         "verified_share": round(summary.verified_share, 4),
         "overrun_share": round(summary.overrun_share, 4),
         "profile": summary.profile,
-        "machine": machine,
     }
 
 

@@ -12,10 +12,11 @@ from tests.cli.tiny_bundle import make_bundle
 
 
 def test_turns_after_the_first_run_only_what_is_new(tmp_path: Path) -> None:
-    options = ["--bundle", str(make_bundle(tmp_path)), "--turns", "3", "--answer-tokens", "4", "--json"]
-    result = CliRunner().invoke(command, options, catch_exceptions=False)
+    options = ["--bundle", str(make_bundle(tmp_path)), "--turns", "3", "--answer-tokens", "4"]
+    file = tmp_path / "context.json"
+    result = CliRunner().invoke(command, [*options, "--json", str(file)], catch_exceptions=False)
     assert 0 == result.exit_code, result.output
-    report = json.loads(result.stdout)
+    report = json.loads(file.read_text())
     turns = report["turns"]
     assert ("tiny", 3) == (report["model"], len(turns))
     assert turns[0]["new_tokens"] == turns[0]["prompt_tokens"]

@@ -40,6 +40,6 @@ def test_the_command_writes_what_it_prints(tiny: Callable[[str], Any], tmp_path:
     ]
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert done.exit_code == 0
-    (row,) = json.loads((tmp_path / "out").read_text())
+    (row,) = json.loads((tmp_path / "out").read_text())["rows"]
     assert row["threads"] == 1
     assert row["plain_tokens_per_s"] > 0

@@ -7,9 +7,7 @@ and the rename.
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import secrets
 import statistics
 import subprocess
@@ -27,7 +25,9 @@ from starsd_deploy.lease import Lease, this_holder
 from starsd_deploy.ssh import Connection, connect
 from starsd_deploy.ssh_config import Hop, Route
 from starsd_deploy.transfer import CHANNELS, Blob, hash_file, send_blobs
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.errors import DeployError
+from starsd_edge.machine import cpu_name
 
 __all__ = ["command"]
 
@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True):
 )
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--channels", type=click.IntRange(1), default=CHANNELS, show_default=True)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows there.")
+@json_option
 def command(
     size_mb: int, rtt_ms: tuple[float, ...], repeat: int, channels: int, json_file: Path | None
 ) -> None:
@@ -67,22 +67,17 @@ def command(
             for rtt in rtt_ms:
                 with DelayProxy(server.port, rtt / 2000) as proxy:
                     rows += _measure(server, proxy.port, source, rtt, repeat, channels)
-    click.echo(f"{size_mb} MB over loopback with a delay; {os.cpu_count()} CPUs, {platform.machine()}")
+    click.echo(f"{size_mb} MB over loopback with a delay; {os.cpu_count()} cores of {cpu_name()}")
     click.echo(f"{'RTT ms':>8}  {'method':<24}{'MB/s':>8}")
     for row in rows:
         click.echo(f"{row.rtt_ms:>8g}  {row.method:<24}{row.mb_per_s:>8.1f}")
     ratios = {rtt: _ratio(rows, rtt, channels) for rtt in rtt_ms}
     for rtt, ratio in ratios.items():
         click.echo(f"at {rtt:g} ms: {ratio:.2f} times OpenSSH's sftp")
-    if json_file:
-        record = {
-            "size_mb": size_mb,
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "rows": msgspec.to_builtins(rows),
-            "ratio_to_sftp": {f"{rtt:g}": ratio for rtt, ratio in ratios.items()},
-        }
-        json_file.write_text(json.dumps(record, indent=1))
+    ratio_to_sftp = {f"{rtt:g}": ratio for rtt, ratio in ratios.items()}
+    write_json(
+        json_file, {"size_mb": size_mb, "rows": msgspec.to_builtins(rows), "ratio_to_sftp": ratio_to_sftp}
+    )
 
 
 def _measure(

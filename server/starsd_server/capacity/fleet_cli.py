@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 import numpy as np
 
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
 from starsd_server.capacity.cli import profile_steps
@@ -37,7 +37,7 @@ MOST_SIMULATED = 4000  # devices: more are taken to be like these
 @click.option(
     "--fail", "failures", multiple=True, metavar="SERVICE@FROM[-UNTIL]", help="Seconds from the start."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+@json_option
 def command(
     devices: int,
     services: int,
@@ -75,8 +75,7 @@ def command(
     result = simulate(plan)
     figures = figures_of(plan, result, devices / plan.devices)
     took_s = time.monotonic() - started_s
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_json(json_file, figures)
     click.echo(f"{devices} devices, {services} draft services ({plan.devices} and {plan.services} simulated)")
     for name, value in figures.items():
         click.echo(f"  {name:<28} {value:.4g}" if isinstance(value, float) else f"  {name:<28} {value}")

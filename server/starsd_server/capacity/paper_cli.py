@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import logging
-import platform
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
@@ -46,7 +44,7 @@ ANSWER_TOKENS = 128
     "--seconds", default=6.0, show_default=True, type=click.FloatRange(0.5), help="Virtual, a point."
 )
 @click.option("--host-factor", default=1.0, show_default=True, help="The host's processor time; 0: none.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+@json_option
 @click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw them there.")
 def command(
     targets: str,
@@ -86,18 +84,14 @@ def command(
     paper = reproduce(plan, device, load_engine_profile(engine), work, counts, host_factor, say)
     for line in lines_of(paper):
         click.echo(line)
-    if json_file is not None:
-        facts = {
-            "profile": profile,
-            "engine": engine,
-            "rtt_ms": rtt_ms,
-            "seconds": seconds,
-            "host_factor": host_factor,
-            "python": platform.python_version(),
-            "torch": importlib.metadata.version("torch"),
-            "machine": platform.processor() or platform.machine(),
-        }
-        json_file.write_text(json.dumps({**facts, **paper.as_dict()}, indent=1) + "\n", encoding="utf-8")
+    facts = {
+        "profile": profile,
+        "engine": engine,
+        "rtt_ms": rtt_ms,
+        "seconds": seconds,
+        "host_factor": host_factor,
+    }
+    write_json(json_file, {**facts, **paper.as_dict()})
     if png_file is not None:
         draw(paper, f"devices as {profile}, draft host as {engine}, {rtt_ms:g} ms (emulated)", png_file)
 

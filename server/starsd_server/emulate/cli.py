@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
@@ -78,7 +78,7 @@ AT_LEAST_ONE = click.IntRange(1)
     type=AT_LEAST_ONE,
     help="Instead: where the time of that many rounds goes, with the largest number of targets.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows there.")
+@json_option
 @click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw throughput and busy fraction.")
 def command(
     targets: str,
@@ -170,9 +170,8 @@ def command(
         )
     if any(row.machine_bound for row in rows):
         click.echo("* this machine, not the engine, was the limit: a process stood in line for a processor")
-    if json_file is not None:
-        facts = {"profile": profile, "engine": engine, "rtt_ms": rtt_ms, "seconds": seconds, "clock": clock}
-        json_file.write_text(json.dumps({**facts, "rows": [row.as_dict() for row in rows]}, indent=2) + "\n")
+    facts = {"profile": profile, "engine": engine, "rtt_ms": rtt_ms, "seconds": seconds, "clock": clock}
+    write_json(json_file, {**facts, "rows": [row.as_dict() for row in rows]})
     if png_file is not None:
         from starsd_server.emulate.plot import draw
 
@@ -194,11 +193,8 @@ def show_soak(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None
         lambda r: click.echo(f"{r.rounds:>6}  {r.worker_mib:>10.1f}  {r.gateway_mib:>10.1f}"),
     )
     click.echo(f"grew by {growth_mib(readings):+.1f} MiB from the second reading on")
-    if json_file is not None:
-        facts = {"targets": targets, "engine": plan.config.engine}
-        json_file.write_text(
-            json.dumps({**facts, "readings": [asdict(r) for r in readings]}, indent=2) + "\n"
-        )
+    facts = {"targets": targets, "engine": plan.config.engine}
+    write_json(json_file, {**facts, "readings": [asdict(r) for r in readings]})
 
 
 def profile_round(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None) -> None:
@@ -210,9 +206,7 @@ def profile_round(plan: BenchPlan, targets: int, rounds: int, json_file: Path | 
     click.echo(f"processor time of a round, {targets} targets, {found.rounds} rounds, real engine")
     for line in found.lines():
         click.echo(line)
-    if json_file is not None:
-        facts = {"targets": targets, **asdict(found)}
-        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+    write_json(json_file, {"targets": targets, **asdict(found)})
 
 
 def parse_counts(text: str) -> list[int]:

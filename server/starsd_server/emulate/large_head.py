@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from starsd_edge.bench.report import json_option, write_json
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.machine import resident_mib
 from starsd_server.engine import Engine, Extend, Grow, TreeReady, WorkItem
@@ -73,7 +74,7 @@ class Found:
 @click.command("head")
 @click.option("--sessions", default=4, show_default=True, type=click.IntRange(1), help="KV slots of 2,048.")
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(1))
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+@json_option
 def command(sessions: int, threads: int, json_file: Path | None) -> None:
     """Convert, load and draft with a random head of Vicuna-7B's shape; needs 2.5 GB of disk and memory."""
     with tempfile.TemporaryDirectory() as name:
@@ -85,8 +86,7 @@ def command(sessions: int, threads: int, json_file: Path | None) -> None:
         f"a prompt of {PROMPT} tokens {found.prompt_ms:.0f} ms, a tree of {found.tree_nodes} nodes "
         f"{found.tree_ms:.0f} ms"
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    write_json(json_file, asdict(found))
     if not found.within:
         click.echo(f"memory exceeds weights and KV by more than {SLACK_MIB} MiB", err=True)
         sys.exit(1)
