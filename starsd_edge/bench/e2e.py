@@ -34,14 +34,14 @@ class Answer:
 
     tokens         committed, of all turns
     seconds        from the question to the last token
-    first_token_s  of the first turn
+    first_token_s  of the first turn; None where it is not known
     rounds         target forwards, the prompts' left out; 0: not known
     joules         used by the whole device meanwhile; None where its board reports no power
     """
 
     tokens: list[int]
     seconds: float
-    first_token_s: float
+    first_token_s: float | None
     rounds: int = 0
     joules: float | None = None
 
@@ -67,6 +67,7 @@ class Category:
 
     speedup            over the baseline, question by question
     acceptance_length  None where rounds are not counted
+    first_token_ms     None where a way does not tell
     identical          texts equal to the baseline's
     joules_per_token   None where the board reports no power
     """
@@ -78,7 +79,7 @@ class Category:
     speedup: float
     acceptance_length: float | None
     identical: int
-    first_token_ms: float
+    first_token_ms: float | None
     joules_per_token: float | None
 
 
@@ -164,9 +165,14 @@ def _row(way: str, category: str, compared: Sequence[Compared], baseline: str) -
         ),
         acceptance_length=in_rounds / rounds if rounds else None,
         identical=sum(answer.tokens == base.tokens for answer, base in zip(answers, bases, strict=True)),
-        first_token_ms=statistics.fmean(answer.first_token_s for answer in answers) * 1e3,
+        first_token_ms=_first_token_ms(answers),
         joules_per_token=_joules_per_token(answers),
     )
+
+
+def _first_token_ms(answers: Sequence[Answer]) -> float | None:
+    known = [answer.first_token_s for answer in answers if answer.first_token_s is not None]
+    return statistics.fmean(known) * 1e3 if known else None
 
 
 def _joules_per_token(answers: Sequence[Answer]) -> float | None:

@@ -56,7 +56,7 @@ PLAIN, DRAFTED = "plain", "StarSD"
     "peers",
     multiple=True,
     type=click.Choice(list(PEERS)),
-    help="Run beside, plain and with prompt lookup.",
+    help="Run beside, in every way it has without a second model.",
 )
 @json_option
 def command(
@@ -99,10 +99,7 @@ def command(
             if bundle != EMBEDDED:
                 raise UsageError("--peer compares the embedded model's GGUF file: leave out --bundle")
             gguf: Path = importlib.import_module("starsd_jetson.embedded").gguf_path()
-            for lookup in (False, True):
-                generators[f"{peer} lookup" if lookup else peer] = open_peer(
-                    peer, gguf, stop, threads, lookup=lookup
-                )
+            generators |= open_peer(peer, gguf, stop, threads)
         writer = prompt_writer(opened)
         room = manifest.max_len
         board = stack.enter_context(closing(open_board()))
@@ -153,7 +150,8 @@ def converse(
     def answer(question: Question) -> Answer:
         messages: list[Message] = []
         tokens: list[int] = []
-        seconds, first_token_s, rounds = 0.0, 0.0, 0
+        seconds, rounds = 0.0, 0
+        first_token_s: float | None = None
         before = joules()
         for turn in question.turns:
             messages.append(Message(Role.USER, turn))
@@ -161,7 +159,7 @@ def converse(
             started_s = time.monotonic()
             generated = generate(prompt, max_tokens)
             seconds += time.monotonic() - started_s
-            first_token_s = first_token_s or generated.first_token_s
+            first_token_s = generated.first_token_s if first_token_s is None else first_token_s
             tokens += generated.tokens
             rounds += generated.rounds
             said = [token for token in generated.tokens if token not in stop]
@@ -193,7 +191,7 @@ def table_of(report: Report) -> Table:
             f"{row.speedup:.2f}",
             length,
             f"{row.identical}/{row.questions}",
-            f"{row.first_token_ms:.0f}",
+            "-" if row.first_token_ms is None else f"{row.first_token_ms:.0f}",
             *([f"{row.joules_per_token:.2f}" if row.joules_per_token is not None else "-"] * measured),
         )
     return table

@@ -7,6 +7,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,9 @@ from starsd_edge.errors import MissingDependencyError
 __all__ = ["PEERS", "Generated", "Generator", "open_peer"]
 
 LOOKUP_TOKENS = 10  # drafted per lookup; transformers' own documentation uses it
+# Assisted generation wants a small model with the same tokenizer. The embedded one has none: its own first
+# layers assist it (early exit), which it was not trained for.
+ASSISTANT_LAYERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,12 @@ class Generated:
     """An answer to a prompt.
 
     tokens         committed, a stop token included
-    first_token_s  from the call; the whole time where it is not known
+    first_token_s  from the call; None where it is not known
     rounds         forwards after the prompt's; 0: not known
     """
 
     tokens: list[int]
-    first_token_s: float
+    first_token_s: float | None
     rounds: int = 0
 
 
@@ -35,7 +39,7 @@ Generator: TypeAlias = Callable[[Sequence[int], int], Generated]
 """(prompt tokens, most new tokens) -> the greedy answer."""
 
 
-def transformers(gguf: Path, stop: frozenset[int], threads: int | None, *, lookup: bool) -> Generator:
+def transformers(gguf: Path, stop: frozenset[int], threads: int | None) -> dict[str, Generator]:
     """PyTorch in float32, with the weights that the GGUF file stands for."""
     torch = importlib.import_module("torch")
     library = importlib.import_module("transformers")
@@ -61,11 +65,9 @@ def transformers(gguf: Path, stop: frozenset[int], threads: int | None, *, looku
     with torch.inference_mode():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.tensor(source.tensor(name)))
-    extra = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if lookup else {}
 
-    def generate(prompt: Sequence[int], max_tokens: int) -> Generated:
+    def generate(prompt: Sequence[int], max_tokens: int, **extra: int) -> Generated:
         ids = torch.tensor([list(prompt)])
-        started_s = time.perf_counter()
         with torch.inference_mode():
             output = model.generate(
                 ids,
@@ -76,24 +78,25 @@ def transformers(gguf: Path, stop: frozenset[int], threads: int | None, *, looku
                 pad_token_id=min(stop),
                 **extra,
             )
-        return Generated(output[0, len(prompt) :].tolist(), time.perf_counter() - started_s)
+        return Generated(output[0, len(prompt) :].tolist(), None)
 
-    return generate
+    return {
+        "transformers": generate,
+        "transformers lookup": partial(generate, prompt_lookup_num_tokens=LOOKUP_TOKENS),
+        "transformers assisted": partial(generate, assistant_early_exit=ASSISTANT_LAYERS),
+    }
 
 
-def llama_cpp(gguf: Path, stop: frozenset[int], threads: int | None, *, lookup: bool) -> Generator:
+def llama_cpp(gguf: Path, stop: frozenset[int], threads: int | None) -> dict[str, Generator]:
     """llama.cpp on the GGUF file as it is; its draft is its own prompt lookup."""
     library = importlib.import_module("llama_cpp")
-    draft = None
-    if lookup:
-        speculative = importlib.import_module("llama_cpp.llama_speculative")
-        draft = speculative.LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
-    model: Any = library.Llama(
-        str(gguf), n_ctx=2048, n_threads=threads, logits_all=lookup, draft_model=draft, verbose=False
+    speculative = importlib.import_module("llama_cpp.llama_speculative")
+    lookup = speculative.LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
+    open_model = partial(
+        library.Llama, str(gguf), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False
     )
 
-    def generate(prompt: Sequence[int], max_tokens: int) -> Generated:
-        model.reset()
+    def generate(model: Any, prompt: Sequence[int], max_tokens: int) -> Generated:
         started_s, first_s, tokens = time.perf_counter(), 0.0, []
         for token in model.generate(list(prompt), temp=0.0, repeat_penalty=1.0):
             first_s = first_s or time.perf_counter() - started_s
@@ -102,18 +105,21 @@ def llama_cpp(gguf: Path, stop: frozenset[int], threads: int | None, *, lookup: 
                 break
         return Generated(tokens, first_s)
 
-    return generate
+    return {
+        "llama.cpp": partial(generate, open_model()),
+        "llama.cpp lookup": partial(generate, open_model(logits_all=True, draft_model=lookup)),
+    }
 
 
-PEERS: dict[str, tuple[str, Callable[..., Generator]]] = {
+PEERS: dict[str, tuple[str, Callable[[Path, frozenset[int], int | None], dict[str, Generator]]]] = {
     "transformers": ("transformers", transformers),
     "llama.cpp": ("llama_cpp", llama_cpp),
 }
 
 
-def open_peer(name: str, gguf: Path, stop: frozenset[int], threads: int | None, *, lookup: bool) -> Generator:
-    """Raises MissingDependencyError where it is not installed."""
+def open_peer(name: str, gguf: Path, stop: frozenset[int], threads: int | None) -> dict[str, Generator]:
+    """Its ways to decode, by name. Raises MissingDependencyError where it is not installed."""
     module, build = PEERS[name]
     if importlib.util.find_spec(module) is None:
         raise MissingDependencyError(f"--peer {name} needs the package {module}: it is not installed")
-    return build(gguf, stop, threads, lookup=lookup)
+    return build(gguf, stop, threads)

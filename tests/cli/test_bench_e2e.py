@@ -32,6 +32,7 @@ def test_a_second_turn_is_asked_after_the_first_was_answered() -> None:
     assert len(plain.tokens) == 80
     assert plain.rounds == 78  # the first token of a turn comes with its prompt
     assert drafted.rounds < plain.rounds
+    assert plain.first_token_s is not None
     assert 0 < plain.first_token_s < plain.seconds
 
 
