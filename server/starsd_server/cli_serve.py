@@ -66,7 +66,7 @@ CHECK_BIND = "tcp://127.0.0.1:0"
     type=click.Choice([policy.value for policy in Policy]),
     default=Policy.BATCHED.value,
     show_default=True,
-    help="serial: whole trees of one session after another, as a baseline.",
+    help="Baselines: whole, trees as asked for however busy the engine is; serial, one after the other.",
 )
 @click.option(
     "--max-sessions",

@@ -166,6 +166,12 @@ class StepEngine(Protocol):
         """Wait for the step under way; one outcome for each of its items, in order."""
         ...
 
+    def narrow(self, session: SessionRows, floor: float) -> Outcome:
+        """Of the next level of a session's tree, run only rows whose cumulative probability is `floor` at
+        least. Its last outcome was Advanced with beams; this one takes its place, and where no row is left it
+        is the tree as grown so far."""
+        ...
+
 
 class OwnThread(abc.ABC):
     """An engine that computes in its caller's thread: nothing goes on between `launch` and `collect`."""
@@ -228,6 +234,12 @@ class Engine(OwnThread):
             self._remember(block, output)
         self._collect(blocks, output, outcomes)
         return outcomes
+
+    def narrow(self, session: SessionRows, floor: float) -> Outcome:
+        """See StepEngine."""
+        assert session.growth is not None
+        beams = session.growth.narrow(floor)
+        return self._finish(session) if beams is None else Advanced(len(beams))
 
     def _admit(self, items: list[WorkItem], outcomes: list[Outcome]) -> list[_Block]:
         """The rows that may run, side by side; refusals go into `outcomes`."""
@@ -432,7 +444,11 @@ class Engine(OwnThread):
         beams = growth.add(log_probs, tokens)
         if beams is not None and self.kv.length(session.slot) + len(beams) <= self.kv.max_len:
             return Advanced(len(beams))
-        tree = growth.finish()
+        return self._finish(session)
+
+    def _finish(self, session: SessionRows) -> TreeReady:
+        assert session.growth is not None
+        tree = session.growth.finish()
         self.rewind(session, session.committed)  # drops the tree's rows
         return TreeReady(self._to_target[tree.tokens], tree.parents, np.exp(tree.scores))
 

@@ -37,6 +37,7 @@ __all__ = [
 
 class Policy(enum.Enum):
     BATCHED = "batched"
+    WHOLE = "whole"  # batched, and every tree as large as it was asked for, however busy the engine is
     SERIAL = "serial"
 
 

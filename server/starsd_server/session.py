@@ -13,6 +13,7 @@ from starsd_edge.protocol.telemetry import SessionState
 from starsd_edge.types import Float64Array
 from starsd_server.engine import SessionRows
 from starsd_server.scheduling import Turn
+from starsd_server.sharing import Trust
 from starsd_server.telemetry import SessionFacts
 
 __all__ = ["Block", "Flight", "OutgoingReply", "Part", "Session"]
@@ -48,6 +49,7 @@ class Session:
     root: int = 0  # the newest committed token
     blocks: deque[Block] = field(default_factory=deque)
     drafting: Block | None = None  # whose tree is being grown
+    trust: Trust = field(default_factory=Trust)
 
     def facts(self) -> SessionFacts:
         """Where it stands, for a snapshot."""
@@ -78,6 +80,11 @@ class Part(NamedTuple):
     session: Session
     rows: SessionRows
     block: Block | None
+
+    @property
+    def going_on(self) -> bool:
+        """Whether its tree is still wanted."""
+        return self.block is not None and self.block is self.session.drafting
 
 
 @dataclass(frozen=True, slots=True)

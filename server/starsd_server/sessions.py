@@ -64,6 +64,7 @@ from starsd_server.scheduling import (
     Turn,
 )
 from starsd_server.session import Block, Flight, OutgoingReply, Part, Session
+from starsd_server.sharing import Sharing
 from starsd_server.telemetry import Recorder, SessionFacts
 
 __all__ = ["Sessions", "TreeShape"]
@@ -115,6 +116,7 @@ class Sessions:
         self._shape = shape or TreeShape()
         self._sessions: dict[SessionKey, Session] = {}
         self.recorder = recorder or Recorder(offer, limits, policy)
+        self._sharing = Sharing(limits.free_rows) if policy is Policy.BATCHED else None
         self._flight: Flight | None = None
         self._last_step_s = 0.0  # when the newest step ended
         self._ended: list[tuple[Flight, list[Outcome], float]] = []  # to be answered, and when they ended
@@ -220,11 +222,11 @@ class Sessions:
             for place, outcome in zip(places, self._engines[head].collect(), strict=True):
                 outcomes[place] = outcome
         ended_s = self._last_step_s = clock() - late_s
+        self._share(flight, outcomes, ended_s)
         beams: list[int] = []
         refused: list[tuple[Part, Refused]] = []
         for part, outcome in zip(flight.parts, outcomes, strict=True):
-            going_on = part.block is not None and part.block is part.session.drafting  # else overtaken
-            beams.append(outcome.beams if isinstance(outcome, Advanced) and going_on else 0)
+            beams.append(outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0)
             if isinstance(outcome, Refused):
                 refused.append((part, outcome))
         failed = frozenset([part.turn.key for part, _ in refused])
@@ -287,6 +289,9 @@ class Sessions:
             self._busy(session, event.round_id, refusal)
             return
         session.blocks.append(Block(event, now_s))
+        if event.hints is not None and self._sharing is not None:
+            session.trust.brought(event.hints.num_accepted)
+            self._sharing.brought(min(event.hints.num_accepted + 1, len(event.tokens)), now_s)
         self.recorder.rows_arrived(session.key, event, now_s)
 
     def _schedule(self, event: Event, now_s: float) -> Refuse | None:
@@ -339,6 +344,20 @@ class Sessions:
         self._flight = Flight(parts, places, started_s, started_s - max(self._last_step_s, ready_s))
         for head, work in items.items():
             self._engines[head].launch(work)
+
+    def _share(self, flight: Flight, outcomes: list[Outcome], ended_s: float) -> None:
+        """Where the engine is saturated, trees go on as far as their rows are worth its time."""
+        if self._sharing is None:
+            return
+        turns = [part.turn for part in flight.parts]
+        price = self._sharing.stepped(turns, ended_s - flight.started_s, ended_s)
+        if price <= 0.0:
+            return
+        for place, part in enumerate(flight.parts):
+            outcome = outcomes[place]
+            if isinstance(outcome, Advanced) and outcome.beams and part.going_on:
+                engine = self._engines[part.session.head.name]
+                outcomes[place] = engine.narrow(part.rows, price / part.session.trust.ratio)
 
     def _extension(self, session: Session, block: Block, turn: Turn, started_s: float) -> Extend:
         """The next rows of `block`, and the tree on them if it is time for that."""
@@ -394,6 +413,7 @@ class Sessions:
         )
         started_s = now_s if block.started_s is None else block.started_s
         queue_s, draft_s = started_s - block.arrived_s, now_s - started_s
+        session.trust.sent(float(ready.probabilities.sum()))
         self.recorder.drafted(session.key, len(tree), queue_s, draft_s)
         frames = session.connection.send_draft(
             block.rows.round_id, tree, int(queue_s * 1e6), int(draft_s * 1e6)

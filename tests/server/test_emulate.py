@@ -58,9 +58,10 @@ def real_engine() -> Engine:
 
 
 def tree_at(
-    engine: Engine | EmulatedEngine, conversation: Conversation, rows: int
+    engine: Engine | EmulatedEngine, conversation: Conversation, rows: int, floor: float = 0.0
 ) -> tuple[TreeReady, list[int]]:
-    """The tree on the first `rows` rows, and the beams of the steps it took."""
+    """The tree on the first `rows` rows, and the beams of the steps it took; narrowed where there is a
+    `floor`."""
     session = engine.reset(0)
     tokens, features = conversation.tokens[1 : rows + 1], conversation.features[:rows]
     item: WorkItem = Extend(session, tokens, features, 0, LIMITS)
@@ -68,6 +69,8 @@ def tree_at(
     while True:
         engine.launch([item])
         (outcome,) = engine.collect()
+        if floor and isinstance(outcome, Advanced):
+            outcome = engine.narrow(session, floor)
         if isinstance(outcome, TreeReady):
             return outcome, beams
         assert isinstance(outcome, Advanced)
@@ -93,6 +96,26 @@ def test_the_emulated_engine_answers_as_the_real_one_did(tmp_path: Path) -> None
         assert real.tokens.tolist() == played.tokens.tolist()
         assert real.parents.tolist() == played.parents.tolist()
         assert real_beams == played_beams
+
+
+def test_the_emulated_engine_narrows_trees_as_the_real_one_does() -> None:
+    """The same rows are run; the tree lacks what they kept out of the recorded one, and nothing else."""
+    trace = random_trace()
+    emulated = EmulatedEngine(
+        load_engine_profile("rtx-4090"), record_trees(real_engine(), trace, LIMITS), slots=2, max_len=128
+    )
+    narrowed = 0
+    for conversation in trace.conversations:
+        whole, _ = tree_at(real_engine(), conversation, conversation.prompt_len)
+        floor = float(whole.probabilities[1])
+        real, real_beams = tree_at(real_engine(), conversation, conversation.prompt_len, floor)
+        played, played_beams = tree_at(emulated, conversation, conversation.prompt_len, floor)
+        assert real_beams == played_beams
+        assert set(played.probabilities.tolist()) <= set(real.probabilities.tolist())
+        assert (np.diff(played.probabilities) <= 0).all()
+        assert (played.parents <= np.arange(len(played.parents))).all()
+        narrowed += len(played.tokens) < len(whole.tokens)
+    assert narrowed
 
 
 def test_a_step_costs_its_bytes_until_there_are_rows_enough_to_cost_more() -> None:
@@ -205,6 +228,34 @@ def slow_by_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile.free_rows == 8
     assert profile.step_s(16, 0) == pytest.approx(0.0025)
     monkeypatch.setattr("starsd_server.emulate.virtual.load_engine_profile", lambda name: profile)
+
+
+def test_sharing_brings_more_and_shorter_waits_where_the_engine_is_saturated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty-four devices where eight rows come free."""
+    slow_by_the_row(monkeypatch)
+    plan = replace(virtual_plan(tmp_path), warm_up_s=3.0, seconds=5.0)
+    shared, whole = (
+        measure_virtually(plan, scheduler, [None] * 24, host_factor=0.0) for scheduler in ("batched", "whole")
+    )
+    assert shared.system_tokens_per_s >= whole.system_tokens_per_s
+    assert shared.draft_ms_p50 < 0.5 * whole.draft_ms_p50
+    assert shared.queue_ms_p99 + shared.draft_ms_p99 < whole.queue_ms_p99 + whole.draft_ms_p99
+    assert shared.fairness_jain >= 0.95 * whole.fairness_jain
+
+
+def test_an_engine_with_room_drafts_as_if_nobody_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last digit, with one device and with three."""
+    slow_by_the_row(monkeypatch)
+    plan = virtual_plan(tmp_path)
+    for edges in ([None], [None] * 3):
+        shared, whole = (
+            measure_virtually(plan, scheduler, edges, host_factor=0.0) for scheduler in ("batched", "whole")
+        )
+        assert shared == replace(whole, scheduler="batched")
 
 
 def test_eight_greedy_sessions_of_one_device_cost_another_at_most_a_fifth_of_its_rounds(

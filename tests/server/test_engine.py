@@ -222,3 +222,41 @@ def test_a_tree_on_rows_that_are_held_needs_no_row() -> None:
     (cut_back,) = engine.step([Extend(session, *none, 5, flat)])
     assert isinstance(cut_back, TreeReady)
     assert len(cut_back.tokens) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_a_tree_may_end_as_it_has_grown_so_far(kind: HeadKind, levels: int) -> None:
+    """It is the tree that as many levels give, byte for byte, and the next round knows nothing of it."""
+    script = Script.random(5, kind)
+    short = Player(script, 0, GrowthLimits(LIMITS.max_nodes, LIMITS.top_k, levels - 1))
+    whole, ended = Player(script, 0), Player(script, 0)
+    for player in (short, whole):
+        play(engine_of(kind), [player])
+    engine, depth = engine_of(kind), 0
+    while (item := ended.next_item()) is not None:
+        (outcome,) = engine.step([item])
+        depth = depth + 1 if isinstance(item, Grow) else 1
+        # Every other tree is ended.
+        if isinstance(outcome, Advanced) and outcome.beams and depth == levels and len(ended.trees) % 2 == 0:
+            outcome = engine.narrow(ended.session, 2.0)
+            assert isinstance(outcome, TreeReady)
+        ended.take(outcome)
+    assert ended.trees[::2] == short.trees[::2]
+    assert ended.trees[1::2] == whole.trees[1::2]
+
+
+def test_a_narrowed_level_runs_the_likeliest_of_its_rows() -> None:
+    script = Script.random(6, HeadKind.EAGLE1)
+    engine, player = engine_of(HeadKind.EAGLE1), Player(script, 0)
+    (outcome,) = engine.step([item for item in [player.next_item()] if item is not None])
+    assert isinstance(outcome, Advanced)
+    assert player.session.growth is not None
+    floor = float(player.session.growth.beam_probabilities[1])
+    assert engine.narrow(player.session, floor) == Advanced(2)
+    player.take(outcome)
+    while not player.trees:
+        item = player.next_item()
+        assert item is not None
+        (outcome,) = engine.step([item])
+        player.take(outcome)

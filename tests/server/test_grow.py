@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from starsd_edge.decoding.tree import DraftTree
 from starsd_server.heads.candidates import candidates
-from starsd_server.heads.grow import GrowthLimits, TreeGrowth, VerifyCosts
+from starsd_server.heads.grow import GrownTree, GrowthLimits, TreeGrowth, VerifyCosts
 
 GOLDEN = Path(__file__).parent / "golden" / "eagle" / "cases"
 SETTINGS = [(60, 10), (16, 10), (60, 4), (16, 4)]
@@ -129,6 +129,50 @@ def test_beams_that_cannot_pay_change_no_tree(
     np.testing.assert_array_equal(full.scores, tree.scores)
     np.testing.assert_array_equal(full.tokens, tree.tokens)
     np.testing.assert_array_equal(full.parents, tree.parents)
+
+
+@settings(max_examples=300)
+@given(scripted_offers(), st.lists(st.sampled_from([0.01, 0.2, 0.4, 0.6, 1.0]), min_size=5, max_size=5))
+def test_a_narrowed_tree_has_all_that_was_grown_in_the_order_it_would_have_had(
+    case: tuple[list[tuple[np.ndarray, np.ndarray]], GrowthLimits], floors: list[float]
+) -> None:
+    """Of the whole tree it lacks what hangs below rows that were not run, and nothing else; what it has
+    instead comes by falling probability, too."""
+    offers, limits = case
+    whole = grow(offers, limits).finish()
+    growth, depth_of_floor = TreeGrowth(limits), []
+    for (log_probs, tokens), floor in zip(offers, floors, strict=False):
+        rows = 1 if growth.depth == 0 else len(growth.beams)
+        if growth.add(log_probs[:rows], tokens[:rows]) is None:
+            break
+        depth_of_floor.append(floor)
+        if growth.narrow(floor) is None:
+            break
+    tree = growth.finish()
+    assert (np.diff(tree.scores) <= 0).all()
+    kept = [p for p in paths(whole) if ran(p, depth_of_floor)]
+    assert [p for p, _ in kept] == [p for p, _ in paths(tree) if p in {p for p, _ in kept}]
+
+
+Path_ = tuple[int, ...]
+Node = tuple[Path_, tuple[float, ...]]
+
+
+def paths(tree: GrownTree) -> list[Node]:
+    """Each node by its tokens from the root on, and the scores of its ancestors."""
+    nodes: list[Node] = [((), ())]
+    for token, parent, score in zip(tree.tokens, tree.parents, tree.scores, strict=True):
+        tokens, scores = nodes[parent]
+        nodes.append(((*tokens, int(token)), (*scores, float(score))))
+    return nodes[1:]
+
+
+def ran(node: Node, floors: list[float]) -> bool:
+    """Whether the rows of all its ancestors were run."""
+    *above, _ = node[1]
+    return len(above) <= len(floors) and all(
+        np.exp(np.float32(score)) >= floor for score, floor in zip(above, floors, strict=False)
+    )
 
 
 def test_where_more_nodes_do_not_pay_hardly_any_beam_is_run() -> None:

@@ -145,7 +145,7 @@ def command(
     if soak_rounds is not None:
         show_soak(plan, max(counts), soak_rounds, json_file)
         return
-    policies = [policy.value for policy in Policy] if scheduler == "both" else [scheduler]
+    policies = [Policy.BATCHED.value, Policy.SERIAL.value] if scheduler == "both" else [scheduler]
     if greedy:
         policies = [Policy.BATCHED.value]
     clock = "virtual time" if virtual else "real processes and sockets"

@@ -24,6 +24,7 @@ from starsd_server.engine import (
     Outcome,
     Refused,
     SessionRows,
+    TreeReady,
     WorkItem,
 )
 
@@ -87,7 +88,13 @@ class _Context:
 
     keys: list[int] = field(default_factory=lambda: [0])  # row_key of the first 0, 1, ... rows
     tree: RecordedTree | None = None
-    level: int = 0
+    floors: list[float] = field(default_factory=list)  # of the rows of each level that has begun
+
+    @property
+    def rows(self) -> int:
+        """Of the level that has begun last."""
+        assert self.tree is not None
+        return int((self.tree.levels[len(self.floors) - 1] >= self.floors[-1]).sum())
 
 
 class EmulatedEngine:
@@ -135,8 +142,7 @@ class EmulatedEngine:
         if isinstance(item, Extend):
             return item.num_rows
         context = self._contexts[item.session.slot]
-        assert context.tree is not None
-        return context.tree.beams[context.level]
+        return context.rows
 
     def _extend(self, item: Extend) -> Outcome:
         context, session = self._contexts[item.session.slot], item.session
@@ -148,19 +154,52 @@ class EmulatedEngine:
         session.committed = item.start + len(item.tokens)
         if item.limits is None:
             return Advanced()
-        context.tree, context.level = self._trees.find(session.committed, context.keys[-1]), 0
+        context.tree, context.floors = self._trees.find(session.committed, context.keys[-1]), []
         return NO_TREE if context.tree is None else self._next(context)
 
     def _grow(self, item: WorkItem) -> Outcome:
-        context = self._contexts[item.session.slot]
-        context.level += 1
-        return self._next(context)
+        return self._next(self._contexts[item.session.slot])
+
+    def narrow(self, session: SessionRows, floor: float) -> Outcome:
+        """See StepEngine. A floor holds for deeper levels, too: their rows have no parents below it."""
+        context = self._contexts[session.slot]
+        context.floors[-1] = max(context.floors[-1], floor)
+        return self._outcome(context)
 
     def _next(self, context: _Context) -> Outcome:
         assert context.tree is not None
-        if context.level < len(context.tree.beams):
-            return Advanced(context.tree.beams[context.level])
-        return context.tree.tree
+        if len(context.floors) == len(context.tree.levels):
+            return _what_was_grown(context.tree.tree, context.floors)
+        context.floors.append(context.floors[-1] if context.floors else 0.0)
+        return self._outcome(context)
+
+    def _outcome(self, context: _Context) -> Outcome:
+        assert context.tree is not None
+        rows = context.rows
+        return Advanced(rows) if rows else _what_was_grown(context.tree.tree, context.floors)
+
+
+def _what_was_grown(tree: TreeReady, floors: list[float]) -> TreeReady:
+    """A recorded tree without the children of rows below the floor of their level. What these children had
+    kept out of the tree is not known: a real one has some more nodes."""
+    if not floors or floors[-1] <= 0.0:
+        return tree
+    floors = [0.0, *floors]  # by depth of the parent: children of the root are always there
+    depths, places = [0], [0]  # by node, root included; -1: it has no place
+    kept: list[int] = []
+    for node, parent in enumerate(tree.parents.tolist()):
+        depth = depths[parent]
+        depths.append(depth + 1)
+        ran = (
+            places[parent] >= 0
+            and depth < len(floors)
+            and (parent == 0 or tree.probabilities[parent - 1] >= floors[depth])
+        )
+        places.append(len(kept) + 1 if ran else -1)
+        if ran:
+            kept.append(node)
+    parents = np.array(places, np.int32)[tree.parents[kept]]
+    return TreeReady(tree.tokens[kept], parents, tree.probabilities[kept])
 
 
 def wait_until_s(until_s: float) -> None:

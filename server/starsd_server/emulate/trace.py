@@ -16,7 +16,7 @@ import numpy as np
 from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import BundleError
-from starsd_edge.types import FeatureArray, TokenArray
+from starsd_edge.types import FeatureArray, Float32Array, TokenArray
 from starsd_server.engine import Advanced, Engine, Extend, Grow, SessionRows, TreeReady, WorkItem
 from starsd_server.heads.grow import GrowthLimits
 
@@ -100,10 +100,16 @@ def _answer(target: Target, prompt: TokenArray, answer_tokens: int) -> Conversat
 
 @dataclass(frozen=True, slots=True)
 class RecordedTree:
-    """What the head grows on a prefix: the tree, and the rows of each step after the extending one."""
+    """What the head grows on a prefix: the tree, and the rows of each step after the extending one by their
+    cumulative probabilities, falling."""
 
     tree: TreeReady
-    beams: tuple[int, ...]
+    levels: tuple[Float32Array, ...]
+
+    @property
+    def beams(self) -> tuple[int, ...]:
+        """Rows of each of the steps."""
+        return tuple(map(len, self.levels))
 
 
 def row_key(tokens: TokenArray, before: int = 0) -> int:
@@ -133,11 +139,12 @@ class RecordedTrees:
             file,
             names=names,
             sizes=np.array([len(t.tree.tokens) for t in trees]),
-            steps=np.array([len(t.beams) for t in trees]),
+            steps=np.array([len(t.levels) for t in trees]),
+            rows=np.array([rows for t in trees for rows in t.beams]),
             tokens=np.concatenate([t.tree.tokens for t in trees]),
             parents=np.concatenate([t.tree.parents for t in trees]),
             probabilities=np.concatenate([t.tree.probabilities for t in trees]),
-            beams=np.concatenate([np.array(t.beams, np.int32) for t in trees]),
+            beams=np.concatenate([level for t in trees for level in t.levels]),
         )
 
     @classmethod
@@ -148,12 +155,13 @@ class RecordedTrees:
             with np.load(file) as data:
                 ends, stops = np.cumsum(data["sizes"]), np.cumsum(data["steps"])
                 tokens, parents = data["tokens"], data["parents"]
-                probabilities, beams = data["probabilities"], data["beams"]
+                probabilities = data["probabilities"]
+                beams = np.split(data["beams"], np.cumsum(data["rows"])[:-1])
                 for number, (rows, key) in enumerate(data["names"].tolist()):
                     nodes = slice(ends[number] - data["sizes"][number], ends[number])
                     steps = slice(stops[number] - data["steps"][number], stops[number])
                     tree = TreeReady(tokens[nodes], parents[nodes], probabilities[nodes])
-                    made.add(rows, key, RecordedTree(tree, tuple(beams[steps].tolist())))
+                    made.add(rows, key, RecordedTree(tree, tuple(beams[steps])))
         except (OSError, KeyError, ValueError) as error:
             raise BundleError(f"{file}: holds no recorded trees ({error})") from error
         return made
@@ -196,13 +204,14 @@ def _rows(session: SessionRows, conversation: Conversation, end: int, limits: Gr
 
 
 def _grow_all(engine: Engine, trace: Trace, items: list[WorkItem], recorded: RecordedTrees) -> None:
-    beams: dict[int, list[int]] = {item.session.slot: [] for item in items}
+    beams: dict[int, list[Float32Array]] = {item.session.slot: [] for item in items}
     while items:
         following: list[WorkItem] = []
         for item, outcome in zip(items, engine.step(items), strict=True):
             slot = item.session.slot
             if isinstance(outcome, Advanced):
-                beams[slot].append(outcome.beams)
+                assert item.session.growth is not None
+                beams[slot].append(item.session.growth.beam_probabilities)
                 following.append(Grow(item.session))
             elif isinstance(outcome, TreeReady):
                 rows = item.session.committed

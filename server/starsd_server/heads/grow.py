@@ -104,6 +104,9 @@ class Beams:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def first(self, count: int) -> Beams:
+        return Beams(self.tokens[:count], self.parents[:count], self.depth)
+
 
 @dataclass(frozen=True, slots=True)
 class GrownTree:
@@ -176,6 +179,19 @@ class TreeGrowth:
         self.beams = None
         if self.depth <= self.limits.steps:
             self._choose_beams(scores, start, log_probs.shape[1])
+        return self.beams
+
+    @property
+    def beam_probabilities(self) -> Float32Array:
+        """float32 [b]: cumulative probabilities of `beams`, falling."""
+        return np.exp(self._scores[self._beam_pool])
+
+    def narrow(self, floor: float) -> Beams | None:
+        """Run only those of `beams` whose cumulative probability is `floor` at least; None when none is."""
+        assert self.beams is not None
+        count = int((self.beam_probabilities >= floor).sum())
+        self._beam_pool = self._beam_pool[:count]
+        self.beams = self.beams.first(count) if count else None
         return self.beams
 
     def scores(self) -> Float32Array:
