@@ -51,8 +51,9 @@ class Prefix:
     @property
     def crc(self) -> int:
         """prefix_crc of all tokens."""
-        self._crc = prefix_crc(self._buffer[self._crc_length : self._length], self._crc)
-        self._crc_length = self._length
+        if self._crc_length < self._length:
+            self._crc = prefix_crc(self._buffer[self._crc_length : self._length], self._crc)
+            self._crc_length = self._length
         return self._crc
 
     def append(self, tokens: Sequence[int] | TokenArray) -> None:

@@ -127,7 +127,7 @@ class Update:
 
     start     position of the first feature
     tokens    int32 [n]
-    features  [n, F]
+    features  [n, F]; never changed afterwards: a drafter may keep them
     hints     for the tree asked for
     """
 

@@ -68,6 +68,8 @@ class EdgeLoop:
         os.set_blocking(self._wake_write, False)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_read, zmq.POLLIN)
+        self._wake_s: float | None = 0.0  # when the connection must be looked at again, whatever happens
+        self._settled = False  # nothing is lost by changing services now
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="starsd-link", daemon=True)
         self._thread.start()
@@ -85,12 +87,9 @@ class EdgeLoop:
     def settle(self) -> None:
         """Nothing would be lost by changing services now: go back to the one that is meant for this edge, if
         it is to be had again. Call it with `changed` held."""
-        now_s = time.monotonic()
-        if self._places.prefers_another(now_s):
-            address = self.address
-            self._places.go_back(now_s)
-            self._obey(self._connection.lost(f"left {address} for {self.address}", now_s), failed=False)
-            self._connection.try_now(now_s)
+        if self._places.prefers_another(time.monotonic()):
+            self._settled = True
+            self.wake()  # the sockets are the thread's
 
     def stop(self) -> None:
         """Say goodbye and end the thread."""
@@ -128,29 +127,36 @@ class EdgeLoop:
         if self._monitor in ready:
             self._watch()
         with self.changed:
+            if self._settled:
+                self._go_back()
             before = self._connection.state
             events = self._connection.tick(time.monotonic())
             if events or self._connection.state is not before:
                 self._obey(events)
             self._send()
+            self._wake_s = self._connection.next_wake_s()
+
+    def _go_back(self) -> None:
+        self._settled = False
+        now_s = time.monotonic()
+        if self._places.prefers_another(now_s):
+            address = self.address
+            self._places.go_back(now_s)
+            self._obey(self._connection.lost(f"left {address} for {self.address}", now_s), failed=False)
+            self._connection.try_now(now_s)
 
     def _timeout_ms(self) -> int:
-        with self.changed:
-            wake_s = self._connection.next_wake_s()
-        if wake_s is None:
+        if self._wake_s is None:
             return IDLE_POLL_MS
-        return min(max(0, round((wake_s - time.monotonic()) * 1e3 + 0.5)), IDLE_POLL_MS)
+        return min(max(0, round((self._wake_s - time.monotonic()) * 1e3 + 0.5)), IDLE_POLL_MS)
 
     def _receive(self) -> None:
-        for _ in range(MAX_MESSAGES_A_TURN):
-            dealer = self._dealer
-            # Asking is several times cheaper than being told so by an exception.
-            if dealer is None or not int(dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                return
-            frames = dealer.recv_multipart(zmq.NOBLOCK)
-            with self.changed:
-                self._obey(self._connection.receive(frames, time.monotonic()))
-                self._spill_over()
+        """One message. Whatever else is there is found by the next turn, which also sends the answers."""
+        assert self._dealer is not None
+        frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+        with self.changed:
+            self._obey(self._connection.receive(frames, time.monotonic()))
+            self._spill_over()
 
     def _spill_over(self) -> None:
         """A service that has no room for this edge is left, if another may have."""

@@ -436,7 +436,9 @@ class EdgeConnection:
         if self._uplink.history.committed_len > self.welcome.max_len:
             self._block(f"the draft service takes contexts of at most {self.welcome.max_len} tokens")
             return
-        hints = self._hints._replace(max_nodes=min(self._hints.max_nodes, self.welcome.max_nodes))
+        hints = self._hints
+        if hints.max_nodes > self.welcome.max_nodes:
+            hints = hints._replace(max_nodes=self.welcome.max_nodes)
         may_open = self._leaves_at_s is None
         for request in self._uplink.plan(now_s, self.welcome.chunk_bytes, hints, may_open=may_open):
             self._outbox.request(request)

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 
 from starsd_edge.decoding.prefix import Prefix, prefix_crc
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype, decode_rows, encode_rows, row_bytes
+from starsd_edge.protocol.head import Buffer
 from starsd_edge.types import FeatureArray, TokenArray
 
 __all__ = ["History"]
@@ -19,7 +20,7 @@ class History:
     """Row i pairs the feature of position i with the token at position i + 1; the first token has no row.
 
     `committed_len` is 0 before `start`, and rows + 1 after it. Rows stay in the pieces they came in: what was
-    committed last is what is sent next, and leaves as it lies here, without a copy.
+    committed last is what is sent next, and leaves as it lies here.
     """
 
     def __init__(self, width: int, dtype: FeatureDtype, max_bytes: int) -> None:
@@ -27,7 +28,7 @@ class History:
         self.dtype = dtype
         self.max_bytes = max_bytes
         self._prefix = Prefix()
-        self._pieces: list[bytes] = []
+        self._pieces: list[Buffer] = []
         self._starts: list[int] = []  # the first row of each piece
         self._num_rows = 0
 
@@ -44,10 +45,13 @@ class History:
         self._prefix.append([first_token])
 
     def extend(self, tokens: TokenArray, features: FeatureArray) -> None:
-        """Append rows. Raises ValueError for features that cannot be encoded, OverflowError when full."""
+        """Append rows; `features` are kept as they are where they can be.
+
+        Raises ValueError for features that cannot be encoded, OverflowError when full.
+        """
         if (self._num_rows + len(tokens)) * self.row_bytes > self.max_bytes:
             raise OverflowError(f"the draft history of {self.max_bytes >> 20} MiB is full")
-        self._add(bytes(encode_rows(features, self.dtype).data))
+        self._add(encode_rows(features, self.dtype).data)
         self._prefix.append(tokens)
 
     def cut(self, committed_len: int) -> None:
@@ -74,7 +78,7 @@ class History:
         """Rows [start, stop), as they travel."""
         return EncodedRows(self.dtype, stop - start, self.width, self._data(start, stop))
 
-    def _data(self, start: int, stop: int) -> bytes:
+    def _data(self, start: int, stop: int) -> Buffer:
         first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)
         if start == stop:
             return b""
@@ -85,7 +89,7 @@ class History:
             return bytes(whole[: (stop - start) * self.row_bytes])
         return pieces[0]
 
-    def _add(self, piece: bytes) -> None:
+    def _add(self, piece: Buffer) -> None:
         if piece:
             self._pieces.append(piece)
             self._starts.append(self._num_rows)
@@ -98,4 +102,4 @@ class History:
         decoded = decode_rows(self.rows(0, self._num_rows))
         self.dtype = dtype
         self._pieces, self._starts, self._num_rows = [], [], 0
-        self._add(bytes(encode_rows(decoded, dtype).data))
+        self._add(encode_rows(decoded, dtype).data)

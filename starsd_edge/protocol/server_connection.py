@@ -179,7 +179,7 @@ ServerEvent: TypeAlias = (
 class Pending:
     """A request that the service has not answered yet."""
 
-    head: Head
+    head: Head  # for this boot, so that an answer may carry it as it is
     held_before: int  # tokens of the context that a refusal leaves
     wants_draft: bool
 
@@ -386,7 +386,7 @@ class ServerConnection:
     def send_ack(self, round_id: int) -> Frames:
         """The rows (or the OPEN) of `round_id` are in the KV cache."""
         pending = self._take(round_id, wants_draft=False)
-        return self._answer(round_id, encode(PrefillAck(self._stamp_same(pending.head))))
+        return self._answer(round_id, encode(PrefillAck(pending.head)))
 
     def send_draft(self, round_id: int, tree: DraftTree, queue_us: int, draft_us: int) -> Frames:
         """The tree for `round_id`, root included, nodes by falling probability.
@@ -398,7 +398,7 @@ class ServerConnection:
             raise LocalProtocolError(
                 f"a tree on {tree.base_len} tokens for a round on {pending.head.base_len}"
             )
-        draft = Draft(self._stamp_same(pending.head), tree.tokens[1:], tree.parents[1:], queue_us, draft_us)
+        draft = Draft(pending.head, tree.tokens[1:], tree.parents[1:], queue_us, draft_us)
         return self._answer(round_id, encode(draft))
 
     def send_busy(self, round_id: int, retry_after_ms: int, reason: BusyReason) -> Frames:
@@ -455,9 +455,6 @@ class ServerConnection:
         self._prefix.truncate(0)
         self._pending.clear()
         self._cached = None
-
-    def _stamp_same(self, head: Head) -> Head:
-        return head._replace(boot_id=self._offer.boot_id)
 
     def _stamp(self, head: Head, held: int | None = None) -> Head:
         """The head of a reply to `head`, saying what is held where that is known."""

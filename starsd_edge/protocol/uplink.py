@@ -27,12 +27,9 @@ class Request:
     round_id: int
     base_len: int
     frames: Frames
+    num_bytes: int
     sent_s: float
     resent: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self.frames))
 
 
 class Uplink:
@@ -92,13 +89,12 @@ class Uplink:
 
         None when it was not under way: the answer is late or came twice.
         """
-        if all(request.round_id != round_id for request in self.in_flight):
-            return None
-        while True:
-            request = self.in_flight.popleft()
-            if request.round_id == round_id:
-                self.acked_len = max(self.acked_len, request.base_len)
-                return request
+        request = self.find(round_id)
+        if request is not None:
+            while self.in_flight.popleft() is not request:
+                pass
+            self.acked_len = max(self.acked_len, request.base_len)
+        return request
 
     def find(self, round_id: int) -> Request | None:
         return next((request for request in self.in_flight if request.round_id == round_id), None)
@@ -119,7 +115,9 @@ class Uplink:
 
     def _request(self, message: Open | Prefill | Update, now_s: float) -> Request:
         head = message.head
-        request = Request(kind_of(message), head.round_id, head.base_len, encode(message), now_s)
+        frames = encode(message)
+        num_bytes = sum(map(len, frames))
+        request = Request(kind_of(message), head.round_id, head.base_len, frames, num_bytes, now_s)
         self.in_flight.append(request)
         self.sent_len = head.base_len
         return request

@@ -93,6 +93,15 @@ def test_a_value_beyond_float16_names_the_way_out() -> None:
     assert decode_rows(encode_rows(np.array([[70_000.0]], np.float32), FeatureDtype.BF16))[0, 0] == 70_144
 
 
+def test_rows_of_its_own_are_not_copied_and_a_piece_of_others_is() -> None:
+    """A copy costs a round more than its message; a view would keep a whole forward's rows alive."""
+    own = np.ones((3, 8), np.float16)
+    assert np.shares_memory(np.frombuffer(encode_rows(own, FeatureDtype.FP16).data, np.uint8), own)
+    piece = encode_rows(own[1:], FeatureDtype.FP16)
+    own[:] = 2
+    assert decode_rows(piece).tolist() == [[1.0] * 8] * 2
+
+
 def test_a_block_of_another_size_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="are 16 bytes, not 15"):
         EncodedRows(FeatureDtype.FP16, 2, 4, bytes(15))
