@@ -17,11 +17,12 @@ from starsd_edge.protocol.messages import Prefill, Update, WireError
 from starsd_edge.protocol.server_connection import refusal
 from starsd_edge.protocol.session_table import SessionTable
 from starsd_edge.protocol.states import EdgeState
-from starsd_edge.protocol.telemetry import decode_snapshot
+from starsd_edge.protocol.telemetry import ServiceSnapshot, decode_snapshot, encode_snapshot
 from tests.core.protocol.pair import Pair, committed, offer, token_at
 from tests.core.protocol.wire_samples import BOOT, SESSION
+from tests.core.test_telemetry import SNAPSHOT
 
-__all__ = ["CORPUS", "TARGETS", "join_frames", "split_frames"]
+__all__ = ["CORPORA", "TARGETS", "join_frames", "split_frames"]
 
 WIRE = Path(__file__).parents[1] / "core" / "protocol" / "wire"
 
@@ -117,9 +118,12 @@ def fuzz_table(data: bytes) -> None:
 
 
 def fuzz_snapshot(data: bytes) -> None:
-    """What a monitor reads from the line."""
+    """What a monitor reads from the line: a snapshot that decodes encodes to itself."""
+    snapshot = None
     with contextlib.suppress(RemoteProtocolError):
-        decode_snapshot(data)
+        snapshot = decode_snapshot(data)
+    if snapshot is not None:
+        assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -142,4 +146,8 @@ def read_corpus() -> list[bytes]:
     return [join_frames(frames) for frames in vectors]
 
 
-CORPUS = read_corpus()
+MESSAGES = read_corpus()
+CORPORA: dict[str, list[bytes]] = {
+    **dict.fromkeys(TARGETS, MESSAGES),
+    "snapshot": [encode_snapshot(SNAPSHOT), encode_snapshot(ServiceSnapshot("00ab", 1, 0.5))],
+}

@@ -1,4 +1,4 @@
-"""Every decoder against mutated golden vectors: a short run without coverage guidance, on every machine.
+"""Every decoder against mutated samples: a short run without coverage guidance, on every machine.
 
 Longer, and guided by coverage, with atheris (which is not a dependency; it needs clang's runtime):
 
@@ -8,24 +8,27 @@ Longer, and guided by coverage, with atheris (which is not a dependency; it need
 
 from __future__ import annotations
 
+import json
 import random
 import tracemalloc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.fuzz.targets import CORPUS, TARGETS, join_frames, split_frames
+from tests.fuzz.targets import CORPORA, TARGETS, join_frames, split_frames
 
 ROUNDS = {"decode": 8_000, "service": 250, "edge": 250, "table": 1_000, "snapshot": 3_000}
 INTERESTING = [0, 1, 0x7F, 0x80, 0xFF]
 MAX_ALLOCATED_BYTES = 4 << 20  # a message is 64 KiB here at most
 
 
-def mutations(count: int, seed: int) -> Iterator[bytes]:
-    """Golden vectors, cut, flipped, overwritten, repeated and spliced."""
+def mutations(name: str, count: int, seed: int) -> Iterator[bytes]:
+    """The target's samples, cut, flipped, overwritten, repeated and spliced."""
     chance = random.Random(seed)
+    corpus = CORPORA[name]
     for _ in range(count):
-        data = bytearray(chance.choice(CORPUS))
+        data = bytearray(chance.choice(corpus))
         for _ in range(chance.randrange(1, 5)):
             place = chance.randrange(len(data) + 1)
             match chance.randrange(6):
@@ -42,20 +45,55 @@ def mutations(count: int, seed: int) -> Iterator[bytes]:
                     chance.shuffle(frames)
                     data = bytearray(join_frames(frames[: chance.randrange(5)]))
                 case 5:
-                    data += chance.choice(CORPUS)
+                    data += chance.choice(corpus)
         yield bytes(data)
+
+
+# What no field expects: other types, beyond 64 bits, next to a double's end, too long, too deep.
+STRANGE: list[Any] = [
+    None, True, -1, 2**64, 1e308, -0.5, "", "x" * 81, "\ud800", [], {}, [[]] * 65, {"a": {"a": {}}}
+]  # fmt: skip
+
+
+def misfits(count: int, seed: int) -> Iterator[bytes]:
+    """Snapshots that are JSON and no snapshots: one value in each is replaced, taken out or multiplied."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        document = json.loads(chance.choice(CORPORA["snapshot"]))
+        parent, key = chance.choice(list(places(document)))
+        match chance.randrange(3):
+            case 0:
+                parent[key] = chance.choice(STRANGE)
+            case 1:
+                del parent[key]
+            case 2:
+                parent[key] = [parent[key]] * chance.choice([2, 33, 2000])
+        yield json.dumps(document).encode()
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Where every value of a document stands: what holds it, and its key there."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places(inner)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_bytes_break_a_decoder(name: str) -> None:
-    for data in mutations(ROUNDS[name], seed=1):
+    for data in mutations(name, ROUNDS[name], seed=1):
         run_one(name, data)
+
+
+def test_no_document_breaks_the_monitor() -> None:
+    for data in misfits(ROUNDS["snapshot"], seed=3):
+        run_one("snapshot", data)
 
 
 def test_no_bytes_make_a_decoder_allocate_more_than_they_are_worth() -> None:
     tracemalloc.start()
     try:
-        for data in mutations(500, seed=2):
+        for data in mutations("decode", 500, seed=2):
             run_one("decode", data)
         assert tracemalloc.get_traced_memory()[1] < MAX_ALLOCATED_BYTES
     finally:
@@ -72,6 +110,6 @@ def run_one(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_golden_vectors_themselves_pass(name: str) -> None:
-    for data in CORPUS:
+def test_the_samples_themselves_pass(name: str) -> None:
+    for data in CORPORA[name]:
         TARGETS[name](data)

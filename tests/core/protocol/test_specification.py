@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from starsd_edge.latency import MAX_BUCKETS, Histogram
 from starsd_edge.protocol.decoder import DECODERS
 from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.protocol.head import COMMON, MAGIC, MAJOR, MINOR
@@ -29,6 +31,16 @@ from starsd_edge.protocol.states import (
     EdgeState,
     ServerState,
     ServiceAct,
+)
+from starsd_edge.protocol.telemetry import (
+    MAX_REPORT_BYTES,
+    BoardReading,
+    EdgeReport,
+    EdgeSession,
+    Energy,
+    Mode,
+    Stage,
+    Work,
 )
 
 TEXT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
@@ -109,6 +121,7 @@ def test_the_edges_table_is_the_one_in_force() -> None:
         ("nodes of a tree", f"{MAX_NODES}"),
         ("base_len", f"{MAX_CONTEXT_TOKENS:,}"),
         ("HELLO, WELCOME body", f"{MAX_GREETING_BYTES // 1024} KiB"),
+        ("REPORT body", f"{MAX_REPORT_BYTES // 1024} KiB"),
         ("unanswered requests of a session", f"{MAX_PENDING}"),
     ],
 )
@@ -137,3 +150,73 @@ def test_reasons_codes_and_dtypes_have_their_numbers() -> None:
     assert [int(n) for n in re.findall(r"\d+", reasons[1])] == [reason.value for reason in BusyReason]
     for dtype in FeatureDtype:
         assert f"{dtype.value} {dtype.name}" in TEXT
+
+
+def in_words(kind: msgspec.inspect.Type) -> str:
+    """A type as the tables of section 4.2 write it."""
+    match kind:
+        case msgspec.inspect.Metadata(type=inner):
+            return in_words(inner)
+        case msgspec.inspect.UnionType(types=types):
+            named = [in_words(inner) for inner in types if not isinstance(inner, msgspec.inspect.NoneType)]
+            return f"{named[0]} or null"
+        case msgspec.inspect.IntType(ge=0):
+            return "count"
+        case msgspec.inspect.IntType():
+            return "int"
+        case msgspec.inspect.FloatType(ge=0):
+            return "amount"
+        case msgspec.inspect.FloatType():
+            return "number"
+        case msgspec.inspect.StrType(max_length=length):
+            return {80: "name", 240: "sentence"}[length or 0]
+        case msgspec.inspect.EnumType():
+            return "string"
+        case msgspec.inspect.ListType(item_type=item, max_length=most):
+            return f"list of at most {most} {in_many_words(item)}" if most else "list of counts"
+        case msgspec.inspect.DictType(value_type=value, max_length=most):
+            return (
+                f"object of at most {most} {in_many_words(value)} by name" if most else "object of histograms"
+            )
+        case msgspec.inspect.StructType(cls=cls):
+            return REPORT_TABLES[cls].removeprefix("a ")
+    raise AssertionError(kind)
+
+
+def in_many_words(kind: msgspec.inspect.Type) -> str:
+    one = in_words(kind)
+    return {"number or null": "numbers or nulls"}.get(one, f"{one}s")
+
+
+REPORT_TABLES: dict[type, str] = {
+    EdgeReport: "a report",
+    EdgeSession: "a session",
+    Work: "work",
+    Histogram: "a histogram",
+    BoardReading: "a board",
+    Energy: "energy",
+}
+
+
+@pytest.mark.parametrize("cls", REPORT_TABLES, ids=REPORT_TABLES.get)
+def test_a_report_has_the_keys_types_and_defaults_written(cls: type[msgspec.Struct]) -> None:
+    fields = msgspec.inspect.type_info(cls)
+    assert isinstance(fields, msgspec.inspect.StructType)
+    expected = []
+    for field in fields.fields:
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if isinstance(default, msgspec.Struct):
+            default = {}
+        words = in_words(field.type)
+        if default is not msgspec.NODEFAULT:
+            words += f", `{msgspec.json.encode(default).decode()}`"
+        expected.append([field.name, words])
+    assert [row[:2] for row in table(f"key of {REPORT_TABLES[cls]}")[1:]] == expected
+
+
+def test_what_a_report_may_say_in_words_is_written() -> None:
+    for word in (*Mode, Stage.LINK, Stage.VERIFY, Stage.SAMPLE, Stage.QUEUE, Stage.DRAFT):
+        assert f'`"{word.value}"`' in TEXT
+    assert f"first + length is at most {MAX_BUCKETS}" in TEXT

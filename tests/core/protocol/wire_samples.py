@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from starsd_edge.latency import Histogram
 from starsd_edge.protocol.codec import encode
 from starsd_edge.protocol.features import EncodedRows, FeatureDtype
 from starsd_edge.protocol.greeting import HelloBody, Identity, WelcomeBody
@@ -33,7 +34,7 @@ from starsd_edge.protocol.messages import (
     Update,
     Welcome,
 )
-from starsd_edge.protocol.telemetry import EdgeReport
+from starsd_edge.protocol.telemetry import BoardReading, EdgeReport, EdgeSession, Energy, Mode, Stage, Work
 
 __all__ = ["SAMPLES"]
 
@@ -81,6 +82,63 @@ BF16_ROWS = EncodedRows(FeatureDtype.BF16, 3, 2, bytes.fromhex("803f00c0003f8047
 # rows of two int8 and one scale: 127 and -127 times 1.0, and so on
 INT8_ROWS = EncodedRows(FeatureDtype.INT8, 3, 2, bytes.fromhex("7f81003c01ff003800000100"))
 
+# No field has its default: what a report can say, in the order of the tables of docs/protocol.md.
+REPORT = EdgeReport(
+    edge_boot="b7",
+    software="0.1.0",
+    sessions=[
+        EdgeSession(
+            session=f"{SESSION:016x}",
+            mode=Mode.PLAIN,
+            reason="the draft service is late",
+            work=Work(
+                num_drafts=3,
+                draft_tokens=45,
+                accepted_tokens=4,
+                accepted_per_depth=[3, 1],
+                tried_per_depth=[3, 3],
+                tokens=9,
+                plain_tokens=2,
+                prompt_tokens=41,
+                late_trees=1,
+                stale_trees=1,
+                timeouts=1,
+                fallbacks={"the draft service is late": 2},
+                bytes_up=90_000,
+                bytes_down=700,
+                stages={Stage.LINK: Histogram(80, [2, 1], 0.0035), Stage.VERIFY: Histogram(120, [3], 0.09)},
+                tree_nodes=Histogram(192, [3], 48.0),
+            ),
+        )
+    ],
+    board=BoardReading(
+        source="tegrastats",
+        model="NVIDIA Jetson AGX Orin",
+        l4t="36.4.3",
+        jetpack="6.2",
+        power_mode="MAXN",
+        ram_used_bytes=4 << 30,
+        ram_total_bytes=32 << 30,
+        swap_used_bytes=1 << 20,
+        swap_total_bytes=16 << 30,
+        cpu_loads=[0.5, None],
+        cpu_mhz=[2201.0, None],
+        gpu_load=0.75,
+        gpu_mhz=1300.5,
+        memory_bus_load=0.25,
+        temperatures_c={"cpu": 51.5},
+        rails_w={"VDD_GPU_SOC": 9.5, "VDD_CPU_CV": 2.25},
+        power_w=11.75,
+        power_rails=["VDD_GPU_SOC", "VDD_CPU_CV"],
+        other={"fan": "30%"},
+    ),
+    energy=Energy(drafting_j=12.5, drafting_tokens=40, plain_j=3.5, plain_tokens=5),
+    jitter_s=0.0005,
+    reconnects=2,
+    last_outage="the draft service stopped answering",
+    plain_tokens_per_s=7.5,
+)
+
 SAMPLES: dict[str, Message] = {
     "hello": Hello(NEW, HELLO),
     "welcome": Welcome(BARE, WELCOME),
@@ -105,6 +163,7 @@ SAMPLES: dict[str, Message] = {
     "ping-padded": Ping(BARE, 3, b"\x00\xff\x00\xff"),
     "pong": Pong(BARE, 0xFEDCBA9876543210, 320),
     "report": Report(BARE, EdgeReport(edge_boot="b7", reconnects=2)),
+    "report-full": Report(BARE, REPORT),
     "close": Close(BARE),
     "goaway": GoAway(BARE, 30_000),
     "error": Error(ROUND, ErrorCode.INCOMPATIBLE, "hidden_size is 2048 here and 4096 there", 1),
