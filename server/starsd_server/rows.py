@@ -17,13 +17,15 @@ import enum
 import functools
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from starsd_edge.errors import UsageError
-from starsd_server.heads.head import Attend, EagleHead, HeadConfig, HeadKind
+from starsd_server.graph_head import MAX_WEIGHTS, GraphHead, graphs_available
+from starsd_server.heads.head import Attend, EagleHead, HeadKind
 
 __all__ = ["BlockLinear", "Int8Linear", "Precision", "RowHead", "int8_available", "rows_are_independent"]
 
@@ -110,37 +112,59 @@ class BlockLinear(nn.Module):
         return F.linear(padded, self._weight, self._bias)[:rows]
 
 
+class _Network(Protocol):
+    """The calls of an `EagleHead`, over [n] rows."""
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def project(self, features: Tensor) -> Tensor: ...
+
+
+class _SwappedHead:
+    """An EagleHead whose products are other modules'."""
+
+    def __init__(self, head: EagleHead, swap: Callable[[Tensor, Tensor | None, int], nn.Module]) -> None:
+        c = head.config
+        eagle3 = c.kind is HeadKind.EAGLE3
+        parts = {"fc": c.feature_size // c.hidden_size if eagle3 else 2, "qkv_proj": 2 if eagle3 else 1}
+        for name in ("fc", "qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
+            linear = getattr(head, name)
+            setattr(head, name, swap(linear.weight, linear.bias, parts.get(name, 1)))
+        self._lm_head = swap(head.lm_head.detach(), None, 1)
+        head.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)  # held by _lm_head alone
+        self._head, self.forward, self.project = head, head.forward, head.project
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        norm = self._head.out_norm
+        return self._lm_head(hidden if norm is None else norm(hidden))  # type: ignore[no-any-return]  # nn.Module
+
+
 class RowHead:
     """An EagleHead prepared for the engine; the caller's head is consumed."""
 
     def __init__(self, head: EagleHead, precision: Precision) -> None:
-        if precision is Precision.INT8 and not int8_available():
-            raise UsageError(
-                "this torch has no exact and fast int8 products on this CPU: use --precision float32"
-            )
-        self._head = head.eval().requires_grad_(False)
-        self.precision = precision
-        self.device = head.embedding.device
-        eagle3 = head.config.kind is HeadKind.EAGLE3
-        taps = head.config.feature_size // head.config.hidden_size if eagle3 else 2
-        lm_head = head.lm_head.detach()
-        if precision in (Precision.FLOAT16, Precision.BFLOAT16):
-            dtype = torch.float16 if precision is Precision.FLOAT16 else torch.bfloat16
-            self._head = self._head.to(dtype)
-            self._lm_head: nn.Module = _linear_of(lm_head.to(dtype))
-            self.dtype = dtype
-            return
-        self.dtype = torch.float32
-        head.fc = self._swap(head.fc, parts=taps)
-        head.qkv_proj = self._swap(head.qkv_proj, parts=2 if eagle3 else 1)
-        for name in ("o_proj", "gate_up_proj", "down_proj"):
-            setattr(head, name, self._swap(getattr(head, name)))
-        self._lm_head = self._swap(_linear_of(lm_head))
-        head.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)  # held by _lm_head alone
-
-    @property
-    def config(self) -> HeadConfig:
-        return self._head.config
+        head = head.eval().requires_grad_(False)
+        self.config, self.precision = head.config, precision
+        self.device, self.draft_to_target = head.embedding.device, head.draft_to_target
+        self.dtype = {Precision.FLOAT16: torch.float16, Precision.BFLOAT16: torch.bfloat16}.get(
+            precision, torch.float32
+        )
+        self._embedding_bytes = head.embedding.nbytes
+        self._network: _Network
+        if precision is Precision.INT8 and self.num_weights <= MAX_WEIGHTS and graphs_available():
+            self._network = GraphHead(head)
+        elif precision is Precision.INT8:
+            if not int8_available():
+                raise UsageError(
+                    "this torch has no exact and fast int8 products on this CPU: use --precision float32"
+                )
+            self._network = _SwappedHead(head, Int8Linear)
+        elif precision is Precision.FLOAT32:
+            self._network = _SwappedHead(head, _block_linear)
+        else:
+            self._network = head.to(self.dtype)
 
     @property
     def num_weights(self) -> int:
@@ -157,37 +181,25 @@ class RowHead:
     def num_bytes(self) -> int:
         """Of all matrices in this precision, and of the embedding."""
         per_weight = {Precision.INT8: 1, Precision.FLOAT32: 4}.get(self.precision, 2)
-        embedding = self._head.embedding
-        return self.num_weights * per_weight + embedding.numel() * embedding.element_size()
-
-    @property
-    def draft_to_target(self) -> Tensor:
-        return self._head.draft_to_target
+        return self.num_weights * per_weight + self._embedding_bytes
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """`EagleHead.forward` over [n] rows."""
-        return self._head(tokens, hidden, positions, attend)  # type: ignore[no-any-return]  # nn.Module call
+        return self._network.forward(tokens, hidden, positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, draft V]"""
-        norm = self._head.out_norm
-        return self._lm_head(hidden if norm is None else norm(hidden))  # type: ignore[no-any-return]
+        return self._network.logits(hidden)
 
     def project(self, features: Tensor) -> Tensor:
         """[n, F] -> [n, H]; rows that arrive H wide were projected by the edge."""
         if features.shape[-1] == self.config.hidden_size:
             return features
-        return self._head.project(features)
+        return self._network.project(features)
 
-    def _swap(self, linear: nn.Linear, parts: int = 1) -> nn.Linear:
-        made: nn.Module
-        if self.precision is Precision.INT8:
-            made = Int8Linear(linear.weight, linear.bias, parts)
-        else:
-            made = BlockLinear(
-                linear.weight, linear.bias, one_block_at_a_time=not rows_are_independent(linear.weight)
-            )
-        return made  # type: ignore[return-value]  # takes the place of an nn.Linear in the head
+
+def _block_linear(weight: Tensor, bias: Tensor | None, parts: int) -> BlockLinear:
+    return BlockLinear(weight, bias, one_block_at_a_time=not rows_are_independent(weight))
 
 
 @functools.cache
@@ -231,9 +243,3 @@ def rows_are_independent(weight: Tensor) -> bool:
         if not torch.equal(F.linear(x[rows], weight.float()), whole[rows]):
             return False
     return True
-
-
-def _linear_of(weight: Tensor) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    return linear

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from starsd_server import rows
 from starsd_server.engine import (
     Advanced,
     Engine,
@@ -27,7 +28,7 @@ from .heads import HIDDEN, VOCAB, random_head
 LIMITS = GrowthLimits(max_nodes=24, top_k=6, steps=4)
 MAX_LEN = 256
 KINDS = list(HeadKind)
-PRECISIONS = [Precision.INT8, Precision.FLOAT32]
+NETWORKS = {"graphs": Precision.INT8, "torch int8": Precision.INT8, "float32": Precision.FLOAT32}
 
 
 @dataclass
@@ -98,12 +99,15 @@ def play(engine: Engine, players: list[Player], rng: np.random.Generator | None 
         waiting = left + [(p, item) for p, _ in chosen if (item := p.next_item()) is not None]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_interleaved_sessions_draft_byte_for_byte_what_each_drafts_alone(
-    kind: HeadKind, precision: Precision
+    kind: HeadKind, network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven sessions in steps of random company, against each in an engine of its own."""
+    precision = NETWORKS[network]
+    if network == "torch int8":
+        monkeypatch.setattr(rows, "MAX_WEIGHTS", 0)
     scripts = [Script.random(seed, kind) for seed in range(7)]
     alone = []
     for script in scripts:

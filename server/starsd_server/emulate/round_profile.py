@@ -35,6 +35,7 @@ OTHER = "sessions"
 PARTS = {
     "heads/head.py": "head",
     "rows.py": "head",
+    "graph_head.py": "head",
     "engine.py": "head",
     "kv_cache.py": "head",
     "heads/candidates.py": "scores",

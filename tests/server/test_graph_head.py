@@ -1,0 +1,97 @@
+"""A draft head in graphs: exact integer products, the same bits whatever is beside a row, NaN kept."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from starsd_server.graph_head import GraphHead, GraphLinear, graphs_available
+from starsd_server.heads.head import HeadKind
+
+from .heads import HIDDEN, VOCAB, random_head
+
+pytestmark = pytest.mark.skipif(
+    not graphs_available(), reason="no ONNX Runtime with exact int8 products here"
+)
+
+ROWS = 70
+NOISE = 0.05  # of the largest output: what two rounds of int8 leave
+
+
+def own_row_only(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The mixture of a row that sees itself alone."""
+    return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, hidden vectors and positions of ROWS rows."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, VOCAB, (ROWS,), generator=generator)
+    return tokens, torch.randn(ROWS, HIDDEN, generator=generator), torch.arange(ROWS)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 37])
+def test_products_are_exact_at_the_ends_of_their_range(rows: int) -> None:
+    """All products of one sign: kernels that saturate a partial sum would show it here."""
+    x, weight = torch.ones(rows, 576), torch.ones(64, 576)
+    x[1::2] = -1.0
+    weight[1::2] = -1.0
+    expected = x.double() @ weight.double().T
+    assert torch.allclose(GraphLinear(weight)(x).double(), expected, rtol=1e-5)
+
+
+def test_each_part_of_an_input_keeps_its_own_scale() -> None:
+    """A feature a thousand times larger than the embedding beside it does not round that away."""
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(5, 160, generator=generator), torch.randn(96, 160, generator=generator)
+    x[:, 80:] *= 1000.0
+    weight[:, 80:] = 0.0
+    expected = x @ weight.T
+    assert torch.allclose(GraphLinear(weight, parts=2)(x), expected, atol=0.05 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", list(HeadKind))
+@torch.inference_mode()
+def test_it_computes_what_the_head_in_float32_does(kind: HeadKind) -> None:
+    head = random_head(kind)
+    int8, arguments = GraphHead(head), inputs()
+    expected, found = head.forward(*arguments, own_row_only), int8.forward(*arguments, own_row_only)
+    features = torch.randn(ROWS, head.config.feature_size, generator=torch.Generator().manual_seed(3))
+    for theirs, ours in (
+        (expected, found),
+        (head.logits(expected), int8.logits(expected)),
+        (head.project(features), int8.project(features)),
+    ):
+        assert torch.allclose(theirs, ours, atol=NOISE * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("kind", list(HeadKind))
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(kind: HeadKind) -> None:
+    head = GraphHead(random_head(kind))
+    together = head.forward(*inputs(), own_row_only)
+    scores = head.logits(together)
+    for rows in (1, 2, 3, 5, 8, 13, 16, 33):
+        for start in (0, 1, 30, ROWS - rows):
+            own = slice(start, start + rows)
+            alone = head.forward(*(part[own] for part in inputs()), own_row_only)
+            assert torch.equal(together[own], alone)
+            assert torch.equal(scores[own], head.logits(alone))
+
+
+@pytest.mark.parametrize("kind", list(HeadKind))
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@torch.inference_mode()
+def test_a_row_that_is_not_finite_shows_it_and_leaves_the_others_alone(kind: HeadKind, poison: float) -> None:
+    """The largest magnitude of a row, by which it is quantised, passes over a NaN."""
+    head = GraphHead(random_head(kind))
+    tokens, hidden, positions = inputs()
+    clean = head.logits(head.forward(tokens, hidden, positions, own_row_only))
+    hidden[7, 11] = poison
+    scores = head.logits(head.forward(tokens, hidden, positions, own_row_only))
+    assert [7] == torch.nonzero(~torch.isfinite(scores).all(1)).flatten().tolist()
+    others = torch.arange(ROWS) != 7
+    assert torch.equal(clean[others], scores[others])
