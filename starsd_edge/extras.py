@@ -7,6 +7,7 @@ __all__ = ["EXTRA_OF", "install_hint"]
 # By the name that is imported; where several extras bring it, the one that a user is most likely to want.
 EXTRA_OF = {
     "gguf": "export",
+    "h11": "endpoint",
     "jinja2": "chat",
     "matplotlib": "bench",
     "onnx": "export",

@@ -107,11 +107,10 @@ def command(
         name, number = listener.getsockname()[:2]
         shown = f"[{name}]" if ":" in name else name
         url = f"{'https' if tls else 'http'}://{shown}:{number}/v1"
-        _report(f"{speaker.model} at {url}")
         ended = threading.Event()
         threading.Thread(target=_tell_link, args=(speaker, ended), daemon=True).start()
         try:
-            serve(endpoint, listener, tls)
+            serve(endpoint, listener, tls, lambda: _report(f"{speaker.model} at {url}"))
         finally:
             ended.set()
             worker.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ipaddress
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
 from starsd_edge.endpoint.app import Endpoint, create_app
+from starsd_edge.endpoint.connection import MAX_HEAD_BYTES, Connection
 from starsd_edge.errors import ConfigError, ResourceError
 
 __all__ = ["Tls", "check_exposure", "check_tls", "make_server", "open_socket", "serve"]
@@ -76,9 +78,17 @@ def open_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def serve(endpoint: Endpoint, listener: socket.socket, tls: Tls | None = None) -> None:
-    """Answer requests until SIGINT or SIGTERM; then let running answers end."""
-    make_server(endpoint, tls).run(sockets=[listener])
+def serve(
+    endpoint: Endpoint, listener: socket.socket, tls: Tls | None, on_listening: Callable[[], None]
+) -> None:
+    """Answer requests until SIGINT or SIGTERM; then let running answers end.
+
+    `on_listening` is called when clients can connect; the first are answered right after it.
+    """
+    server = make_server(endpoint, tls)
+    listener.listen(BACKLOG)
+    on_listening()
+    server.run(sockets=[listener])
 
 
 def make_server(endpoint: Endpoint, tls: Tls | None = None) -> uvicorn.Server:
@@ -86,6 +96,8 @@ def make_server(endpoint: Endpoint, tls: Tls | None = None) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             create_app(endpoint),
+            http=Connection,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             backlog=BACKLOG,
             log_level="warning",
             access_log=False,
