@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from starsd_edge.errors import BundleError, UsageError
 from starsd_edge.types import BoolArray, TokenArray
 from starsd_jetson.self_test import run_self_test
 
-__all__ = ["MAX_TREE_SIZE", "ContextTarget", "RowCache"]
+__all__ = ["MAX_TREE_SIZE", "ContextTarget", "RowCache", "granted_len"]
 
 LOAD_TEST_TOKENS = 3  # of the self-test at every load; 'starsd bundle verify' runs all of it
 MAX_TREE_SIZE = 64  # nodes; larger trees pay nowhere that we know (facts: 60 on an accelerator)
@@ -23,10 +24,24 @@ MAX_TREE_SIZE = 64  # nodes; larger trees pay nowhere that we know (facts: 60 on
 AnyTarget = TypeVar("AnyTarget", bound="ContextTarget")
 
 
+def granted_len(bundle: Bundle, max_len: int | None) -> int:
+    """Tokens of context where `max_len` are granted; None: as many as the bundle was made for."""
+    longest = bundle.manifest.max_len
+    return longest if max_len is None else min(longest, max_len)
+
+
 class RowCache(Protocol):
-    """Keys and values of one context: `length` committed rows, and those of the last pass behind them."""
+    """Keys and values of one context: `length` committed rows, and those of the last pass behind them.
+
+    moved_bytes  rows of kept paths that were moved up, in all
+    grown_bytes  rows that were copied into larger buffers, in all
+    """
 
     length: int
+    moved_bytes: int
+
+    @property
+    def grown_bytes(self) -> int: ...
 
     def reserve(self, rows: int) -> bool: ...
     def keep(self, path: list[int]) -> None: ...
@@ -45,22 +60,35 @@ class ContextTarget(ABC):
         self.pending = 0  # rows of the last forward, waiting for keep
 
     @classmethod
-    def load(cls: type[AnyTarget], bundle: Bundle, threads: int | None = None) -> AnyTarget:
-        """The bundle's target, proven by the first tokens of its self-test; None threads: the runtime
-        decides.
+    def load(
+        cls: type[AnyTarget], bundle: Bundle, threads: int | None = None, max_len: int | None = None
+    ) -> AnyTarget:
+        """The bundle's target, proven by the first tokens of its self-test.
+
+        threads  None: the runtime decides
+        max_len  tokens of context, no more than the bundle's; None: the bundle's
 
         Raises BundleError for a bundle of another flavour, a graph that does not load, or one that says
         something else than its self-test."""
         if bundle.manifest.flavour != cls.flavour:
             raise BundleError(f"{bundle.path}: made for {bundle.manifest.flavour}, not for {cls.flavour}")
-        target = cls.open(bundle, threads)
+        target = cls.open(bundle, threads, max_len)
         run_self_test(target, bundle.manifest.self_test, LOAD_TEST_TOKENS)
         return target
 
     @classmethod
     @abstractmethod
-    def open(cls: type[AnyTarget], bundle: Bundle, threads: int | None) -> AnyTarget:
+    def open(cls: type[AnyTarget], bundle: Bundle, threads: int | None, max_len: int | None) -> AnyTarget:
         """The target as `load` gives it, before it was tested."""
+
+    @classmethod
+    def files_read(cls, bundle: Bundle) -> Collection[str]:
+        """Those of the bundle that loading it reads: whole they must be."""
+        return bundle.manifest.files
+
+    def device_bytes(self) -> int:
+        """Memory of a GPU that it takes beside the process's own; 0 without one."""
+        return 0
 
     @abstractmethod
     def run(

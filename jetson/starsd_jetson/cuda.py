@@ -54,10 +54,12 @@ class DeviceBuffer:
     def __init__(self, cuda: Cuda, num_bytes: int) -> None:
         self.cuda = cuda
         self.num_bytes = num_bytes
+        self.address = 0  # until there is one: a refused allocation has nothing to free
         self.address = cuda.allocate(num_bytes)
 
     def __del__(self) -> None:
-        self.cuda.free(self.address)
+        if self.address:
+            self.cuda.free(self.address)
 
 
 class Cuda:
@@ -82,6 +84,12 @@ class Cuda:
 
     def free(self, address: int) -> None:
         self.library.cudaFree(ctypes.c_void_p(address))
+
+    def free_bytes(self) -> int:
+        """Of the GPU's memory, whoever uses the rest; on a board it is the system's."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.check(self.library.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)), "tell its memory")
+        return free.value
 
     def upload(self, array: NDArray[Any], address: int) -> None:
         assert array.flags.c_contiguous

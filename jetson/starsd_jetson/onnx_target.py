@@ -16,7 +16,7 @@ from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
 from starsd_edge.types import BoolArray, Float32Array, TokenArray
 from starsd_jetson.calibrate import measure_invariance
-from starsd_jetson.context import ContextTarget
+from starsd_jetson.context import ContextTarget, granted_len
 from starsd_jetson.kv_cache import KV_BLOCK, KvCache
 from starsd_jetson.onnx_session import open_session, share
 
@@ -44,7 +44,7 @@ class OnnxTarget(ContextTarget):
 
     flavour = "onnxruntime"
 
-    def __init__(self, bundle: Bundle, session: Any) -> None:
+    def __init__(self, bundle: Bundle, session: Any, max_len: int | None = None) -> None:
         manifest = bundle.manifest
         shapes = manifest.shapes
         self.bundle = bundle
@@ -54,14 +54,15 @@ class OnnxTarget(ContextTarget):
         self.cache = KvCache(shapes.num_layers, shapes.num_kv_heads, shapes.head_dim)
         self.bound_capacity = self.cache.capacity
         self.passes: dict[tuple[int, int], Pass] = {}
-        spec = TargetSpec(shapes.vocab_size, shapes.feature_size, manifest.max_len, Invariance(bitwise=True))
+        length = granted_len(bundle, max_len)
+        spec = TargetSpec(shapes.vocab_size, shapes.feature_size, length, Invariance(bitwise=True))
         super().__init__(spec, self.cache)
         if manifest.quantisation not in EXACT_BY_CONSTRUCTION:
             self.spec = replace(self.spec, invariance=measure_invariance(self))
 
     @classmethod
-    def open(cls, bundle: Bundle, threads: int | None) -> OnnxTarget:
-        return cls(bundle, open_session(bundle.graph_path, threads))
+    def open(cls, bundle: Bundle, threads: int | None, max_len: int | None) -> OnnxTarget:
+        return cls(bundle, open_session(bundle.graph_path, threads), max_len)
 
     def run(
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]

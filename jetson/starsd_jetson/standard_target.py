@@ -16,20 +16,27 @@ from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
 from starsd_edge.types import BoolArray, TokenArray
 from starsd_jetson.calibrate import measure_invariance
-from starsd_jetson.context import ContextTarget
+from starsd_jetson.context import ContextTarget, granted_len
+from starsd_jetson.device_cache import cache_names, value_type
 from starsd_jetson.onnx_session import open_session, share
 
 __all__ = ["FrontCache", "StandardTarget"]
 
 
 class FrontCache:
-    """Keys and values [max_len, n_kv, dim] of every layer; the first `length` rows are committed."""
+    """Keys and values [max_len, n_kv, dim] of every layer; the first `length` rows are committed.
+
+    moved_bytes  rows of kept paths that were moved up, in all
+    """
+
+    grown_bytes = 0  # it never grows: all of it is there from the beginning
 
     def __init__(self, num_layers: int, max_len: int, num_kv_heads: int, head_dim: int, dtype: Any) -> None:
-        names = [f"{kind}.{layer}" for layer in range(num_layers) for kind in "kv"]
+        names = cache_names(num_layers)
         # Pages that no row was written to take no memory.
         self.buffers = {name: np.zeros((max_len, num_kv_heads, head_dim), dtype) for name in names}
         self.length = 0
+        self.moved_bytes = 0
 
     def reserve(self, rows: int) -> bool:
         return False  # all of it is there
@@ -39,6 +46,7 @@ class FrontCache:
         if source != list(range(self.length, self.length + len(path))):
             for buffer in self.buffers.values():
                 buffer[self.length : self.length + len(path)] = buffer[source]
+                self.moved_bytes += buffer[source].nbytes
         self.length += len(path)
 
     def truncate(self, length: int) -> None:
@@ -50,21 +58,20 @@ class StandardTarget(ContextTarget):
 
     flavour = "tensorrt"
 
-    def __init__(self, bundle: Bundle, session: Any) -> None:
+    def __init__(self, bundle: Bundle, session: Any, max_len: int | None = None) -> None:
         manifest, shapes = bundle.manifest, bundle.manifest.shapes
         self.bundle = bundle
         self.session = session
-        self.dtype: Any = np.float32 if manifest.quantisation == "fp32" else np.float16
-        self.cache = FrontCache(
-            shapes.num_layers, manifest.max_len, shapes.num_kv_heads, shapes.head_dim, self.dtype
-        )
-        spec = TargetSpec(shapes.vocab_size, shapes.feature_size, manifest.max_len, Invariance(bitwise=False))
+        self.dtype = value_type(manifest)
+        length = granted_len(bundle, max_len)
+        self.cache = FrontCache(shapes.num_layers, length, shapes.num_kv_heads, shapes.head_dim, self.dtype)
+        spec = TargetSpec(shapes.vocab_size, shapes.feature_size, length, Invariance(bitwise=False))
         super().__init__(spec, self.cache)
         self.spec = replace(self.spec, invariance=measure_invariance(self))
 
     @classmethod
-    def open(cls, bundle: Bundle, threads: int | None) -> StandardTarget:
-        return cls(bundle, open_session(bundle.graph_path, threads))
+    def open(cls, bundle: Bundle, threads: int | None, max_len: int | None) -> StandardTarget:
+        return cls(bundle, open_session(bundle.graph_path, threads), max_len)
 
     def run(
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]

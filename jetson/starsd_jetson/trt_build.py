@@ -32,6 +32,7 @@ PREFILL_ROWS = 256
 # (fewest, typical, most) rows of the three profiles: a plain step, a tree, a piece of the prompt.
 ROW_BOUNDS = ((1, 1, 1), (2, 8, MAX_TREE_SIZE), (2, PREFILL_ROWS, PREFILL_ROWS))
 TYPICAL_PAST = 512
+INT4_SINCE = 10  # major version of TensorRT whose parser takes INT4 weights
 DISK_FACTOR = 2.5  # of the weights: graph, engine, timing cache, temporaries
 MEMORY_FACTOR = 3.0  # of the weights, while building
 WORKSPACE_SHARE = 0.25  # of the free memory, for the builder's trials; the rest is for weights and tactics
@@ -47,6 +48,7 @@ def build_engine(trt: Any, bundle: Bundle, out: Path, report: Report | None = No
     Raises ResourceError when memory or disk can't do, BundleError with TensorRT's reason when it refuses.
     """
     check_room(bundle, out.parent)
+    bundle.verify()  # a changed byte would be in every engine from now on
     plan = build_plan(trt, bundle, out.with_name(TIMING_CACHE), report)
     part = out.with_suffix(f".part-{os.getpid()}")
     try:
@@ -64,6 +66,7 @@ def build_engine(trt: Any, bundle: Bundle, out: Path, report: Report | None = No
 
 def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None, report: Report | None = None) -> Any:
     """The serialized engine, in memory. `timings` keeps what the builder measured for the next build."""
+    check_precision(trt, bundle)
     logger = collecting_logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(network_flags(trt))
@@ -72,6 +75,8 @@ def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None, report: Re
         errors = "\n".join(str(parser.get_error(index)) for index in range(parser.num_errors))
         raise BundleError(f"{bundle.path}: TensorRT {trt.__version__} refuses the graph: {explain(errors)}")
     config = builder.create_builder_config()
+    if not is_strongly_typed(trt) and bundle.manifest.quantisation != "fp32":
+        config.set_flag(trt.BuilderFlag.FP16)  # or it computes the float16 graph in float32
     workspace = int(WORKSPACE_SHARE * available_memory())
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
     cache = use_timings(trt, config, timings)
@@ -129,18 +134,29 @@ def profile(builder: Any, network: Any, rows: tuple[int, int, int], max_len: int
     return made
 
 
+def check_precision(trt: Any, bundle: Bundle) -> None:
+    """Raises BundleError for weights that this TensorRT cannot read."""
+    if bundle.manifest.quantisation == "int4" and major(trt) < INT4_SINCE:
+        raise BundleError(
+            f"{bundle.path}: int4 needs TensorRT {INT4_SINCE} (JetPack 6.1), this is {trt.__version__}; "
+            "export it with --quant fp16"
+        )
+
+
+def major(trt: Any) -> int:
+    # TensorRT for RTX counts its own versions, and began with what 10 can do.
+    return int(trt.__version__.split(".")[0]) if trt.__name__ == "tensorrt" else INT4_SINCE
+
+
+def is_strongly_typed(trt: Any) -> bool:
+    """Whether a network takes its precisions from the graph: 8.x has no such kind, 11 no other."""
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
 def network_flags(trt: Any) -> int:
-    """Strongly typed where it exists (10, always on in 11); 8.x needs an explicit batch and has no such
-    type.
-    """
-    flags = 0
-    for name in ("STRONGLY_TYPED", "EXPLICIT_BATCH"):
-        flag = getattr(trt.NetworkDefinitionCreationFlag, name, None)
-        if flag is not None:
-            flags |= 1 << int(flag)
-            if name == "STRONGLY_TYPED":
-                break
-    return flags
+    """8.x needs to be told of an explicit batch, which later versions have always."""
+    kinds = trt.NetworkDefinitionCreationFlag
+    return 1 << int(kinds.STRONGLY_TYPED if is_strongly_typed(trt) else kinds.EXPLICIT_BATCH)
 
 
 def collecting_logger(trt: Any) -> Any:

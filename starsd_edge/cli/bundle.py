@@ -88,4 +88,4 @@ def engine(folder: Path) -> None:
     bundle = Bundle.open(folder)
     if bundle.manifest.flavour != "tensorrt":
         raise UsageError(f"{folder} is for {bundle.manifest.flavour}, which needs no engine")
-    click.echo(importlib.import_module("starsd_jetson.trt_target").ready_engine(bundle))
+    click.echo(importlib.import_module("starsd_jetson.trt_engine").ready_engine(bundle))

@@ -17,6 +17,7 @@ from starsd_edge.errors import BundleError, ResourceError
 from starsd_jetson import trt_build
 from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.trt_plan import EngineKey, explain, read_header
+from tests.jetson.fake_tensorrt import Config, make_tensorrt
 
 
 def test_a_plan_says_which_tensorrt_built_it() -> None:
@@ -50,83 +51,15 @@ def test_an_engine_is_kept_under_everything_it_depends_on() -> None:
     assert len({entry.file_name() for entry in [key, *others]}) == 7
 
 
+FAILURES = [
+    tuple(line.split("\t"))
+    for line in (Path(__file__).parent / "board_failures.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
+
+
 @pytest.mark.parametrize(
-    ("expected", "log"),
-    [
-        (
-            "built by another TensorRT",
-            "Error Code 1: Serialization (Serialization assertion stdVersionRead == "
-            "kSERIALIZATION_VERSION failed.Version tag does not match. Note: Current "
-            "Version: 240, Serialized Engine Version: 239)",
-        ),
-        (
-            "built by another TensorRT",
-            "6: The engine plan file is not compatible with this version of TensorRT, "
-            "expecting library version 8.0.0 got 8.0.1, please rebuild.",
-        ),
-        (
-            "another kind of GPU",
-            "6: The engine plan file is generated on an incompatible device, "
-            "expecting compute 8.6 got compute 7.5",
-        ),
-        (
-            "not enough GPU memory",
-            "Requested amount of GPU memory (1073741824 bytes) could not be allocated.",
-        ),
-        (
-            "built by another TensorRT",
-            "Error Code 1: Serialization (Serialization assertion stdVersionRead == "
-            "serializationVersion failed.Version tag does not match. Note: Current "
-            "Version: 232, Serialized Engine Version: 213)",
-        ),
-        (
-            "built by another TensorRT",
-            "[stdArchiveReader.cpp::StdArchiveReader::35] Error Code 1: Serialization (Serialization "
-            "assertion safeVersionRead == safeSerializationVersion failed.Version tag does not match.)",
-        ),
-        (
-            "no engine of this TensorRT",
-            "Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed.Trying to load an engine "
-            "created with incompatible serialization version (0).",
-        ),
-        (
-            "another kind of GPU",
-            "Using an engine plan file across different models of devices is not recommended and is likely "
-            "to affect performance or even cause errors.",
-        ),
-        (
-            "cannot load the engine",
-            "4: [runtime.cpp::deserializeCudaEngine::50] Error Code 4: Internal Error (Engine "
-            "deserialization failed.)",
-        ),
-        (
-            "cannot load the engine",
-            "AttributeError: 'NoneType' object has no attribute 'create_execution_context'",
-        ),
-        ("not enough GPU memory", "[TRT] [E] 2: [virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory"),
-        ("not enough GPU memory", "NvMapMemHandleAlloc: error 0"),
-        ("not enough GPU memory", "cudaMalloc failed: out of memory"),
-        ("no code for this board", "CUDA failure 209: cudaErrorNoKernelImageForDevice"),
-        ("groups video and render", "cuInit(0)=999"),
-        ("groups video and render", "cudaGetDeviceCount returned 100 -> no CUDA-capable device is detected"),
-        ("apt install python3-libnvinfer", "ModuleNotFoundError: No module named 'tensorrt'"),
-        (
-            "apt install python3-libnvinfer",
-            "ImportError: libnvonnxparser.so.11: cannot open shared object file: No such file or directory",
-        ),
-        ("nvidia-jetpack", "/usr/src/tensorrt/bin/trtexec: No such file or directory"),
-        (
-            "this is a bug",
-            "4: Network has dynamic or shape inputs, but no optimization profile has been defined.",
-        ),
-        ("symmetric int4 only", "TensorRT only supports symmetric quantization"),
-        ("not enough GPU memory", "NvMapMemAllocInternalTagged: 1075072515 error 12"),
-        ("groups video and render", "NvRmMemInitNvmap failed with Permission denied"),
-        ("no NVIDIA driver", "cudaError 35: CUDA driver version is insufficient for CUDA runtime version"),
-        ("disk is full", "OSError: [Errno 28] No space left on device"),
-        ("something new", "first line\nsomething new\n"),
-        ("no reason", ""),
-    ],
+    ("expected", "log"), [*FAILURES, ("something new", "first line\nsomething new\n"), ("no reason", "")]
 )
 def test_every_known_failure_is_one_clear_line(expected: str, log: str) -> None:
     line = explain(log)
@@ -169,3 +102,54 @@ def test_a_graph_that_is_refused_says_why(tiny: Callable[[str], Any], tmp_path: 
     bundle.graph_path.write_bytes(b"no graph")
     with pytest.raises(BundleError, match="refuses the graph"):
         trt_build.build_plan(trt, bundle)
+
+
+# The build code itself, against what the API of each version has (fake_tensorrt.py) ----------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "types"),
+    [("8.6.2", 1 << 0, {0}), ("10.3.0", 1 << 1, set()), ("11.4.1", 1 << 0, set())],
+    ids=["8.6: weakly typed, told to use float16", "10: strongly typed", "11: always strongly typed"],
+)
+def test_a_float16_graph_is_built_in_float16(
+    version: str, flags: int, types: set[int], tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    trt = make_tensorrt(version)
+    networks = []
+    create = trt.Builder.create_network
+    trt.Builder.create_network = lambda self, kind: networks.append(create(self, kind)) or networks[-1]
+    trt_build.build_engine(trt, make_bundle(tiny, tmp_path), tmp_path / "model.engine")
+    assert [network.flags for network in networks] == [flags]
+    assert Config.made.flags == types
+    assert len(Config.made.profiles) == len(trt_build.ROW_BOUNDS)
+    assert str(read_header((tmp_path / "model.engine").read_bytes()).version) == f"{version}.30"
+
+
+@pytest.mark.parametrize("version", ["8.6.2", "10.3.0", "11.4.1"])
+def test_int4_needs_the_parser_of_10(version: str, tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    trt, bundle = make_tensorrt(version), make_bundle(tiny, tmp_path, "int4")
+    if version.startswith("8."):
+        with pytest.raises(BundleError, match=r"int4 needs TensorRT 10 .* this is 8\.6\.2; .*--quant fp16"):
+            trt_build.build_plan(trt, bundle)
+    else:
+        assert trt_build.build_plan(trt, bundle)
+        assert not Config.made.flags
+
+
+@pytest.mark.parametrize(("version", "tells"), [("8.6.2", False), ("10.3.0", True), ("11.4.1", True)])
+def test_a_build_tells_how_far_it_is_where_tensorrt_does(
+    version: str, tells: bool, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    trt_build.build_plan(make_tensorrt(version), make_bundle(tiny, tmp_path), None, said.append)
+    assert bool(said) is tells
+
+
+def test_a_second_build_starts_from_the_timings_of_the_first(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    trt, bundle = make_tensorrt("10.3.0"), make_bundle(tiny, tmp_path)
+    for expected in (b"", b"timings"):
+        trt_build.build_engine(trt, bundle, tmp_path / "model.engine")
+        assert Config.made.timings == expected
