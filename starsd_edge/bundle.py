@@ -128,7 +128,8 @@ class Quality:
 class Manifest:
     """Everything a bundle says about itself.
 
-    feature_layers layers whose inputs are the features; empty: the output of the final norm (EAGLE-1)
+    feature_layers layers whose inputs make the features; empty: the output of the final norm (EAGLE-1)
+    projection     sha256 of the matrix that makes them, an EAGLE-3 head's; "" without feature layers
     exporter       revision of the graph builder that made it
     """
 
@@ -148,6 +149,7 @@ class Manifest:
     tensors: dict[str, TensorEntry]
     exporter: int
     files: dict[str, FileEntry] = field(default_factory=dict)
+    projection: str = ""
     format: int = FORMAT
 
     def to_json(self) -> str:

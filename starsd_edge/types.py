@@ -2,7 +2,7 @@
 
     N  nodes of a draft tree, root included        V  vocabulary size
     A  accepted draft tokens of a round            H  hidden size
-    L  prompt length in tokens                     F  feature width (H, or 3H for raw EAGLE-3 taps)
+    L  prompt length in tokens                     F  feature width: H of the draft head
 
 Lengths. `committed_len` counts every committed token, the root included. The root is the newest committed
 token and has not been run through the target, so the target's KV cache holds `committed_len - 1` rows when a

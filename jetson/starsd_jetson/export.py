@@ -35,10 +35,11 @@ from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.shape import ModelShape
 from starsd_jetson.graph.sources import WeightSource, open_source
 from starsd_jetson.graph.standard_ops import StandardOps
+from starsd_jetson.graph.taps import read_taps
 from starsd_jetson.tokenizer import TextSettings, read_text_settings
 from starsd_jetson.trial import reference_run, try_out
 
-__all__ = ["EXPORTER", "FLAVOURS", "QUANTISATIONS", "ExportSettings", "eagle3_layers", "export"]
+__all__ = ["EXPORTER", "FLAVOURS", "QUANTISATIONS", "ExportSettings", "export"]
 
 FLAVOURS = ("onnxruntime", "tensorrt")
 QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
@@ -46,7 +47,7 @@ QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
 SUPPORTED = {"onnxruntime": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "fp16", "int4")}
 DATA_NAME = "model.data"
 NO_TEMPLATE = "none"
-EXPORTER = 4  # raised when the same source gives another graph or other weights
+EXPORTER = 5  # raised when the same source gives another graph, other weights or another identity
 OPSET = 21  # ONNX Runtime >= 1.20
 STANDARD_OPSET = 17  # the newest that TensorRT 8.5 documents
 INT4_OPSET = 21  # blocked DequantizeLinear of INT4 came with it; TensorRT >= 10
@@ -64,23 +65,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """quant and flavour as in QUANTISATIONS and FLAVOURS; `eagle3` gives the features of three layers.
+    """quant and flavour as in QUANTISATIONS and FLAVOURS.
 
+    eagle3        a converted EAGLE-3 head: the features are what it reads, for it alone
     chat_template a name of BUILTIN_TEMPLATES, a file, or NO_TEMPLATE; None takes the source's
     """
 
     quant: str = "int8"
     flavour: str = "onnxruntime"
-    eagle3: bool = False
+    eagle3: Path | None = None
     replace: bool = False
     chat_template: str | None = None
-
-
-def eagle3_layers(num_layers: int) -> tuple[int, ...]:
-    """The layers whose inputs EAGLE-3 heads were trained on, first to last (SafeAILab/EAGLE: 2, n // 2, n -
-    3).
-    """
-    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
 
 
 def export(
@@ -145,26 +140,26 @@ def write_bundle(
     reference: ReferenceRun | None,
     progress: Progress,
 ) -> Untried:
-    layers = eagle3_layers(source.shape.num_layers) if settings.eagle3 else ()
+    taps = read_taps(settings.eagle3, source) if settings.eagle3 else None
     with (folder / DATA_NAME).open("wb") as file:
         weights = WeightFile(file, DATA_NAME)
         ops = flavoured_ops(weights, source.shape, settings)
-        logits = build_llama(ops, source, layers, reference, progress)
+        logits = build_llama(ops, source, taps, reference, progress)
         file.flush()
         flush(file.fileno())
-    tokenizer = text.tokenizer_json.encode()
     files = {
         DATA_NAME: FileEntry(weights.digest.hexdigest(), weights.size),
         "model.onnx": write_file(folder / "model.onnx", ops.graph.model(source.name)),
-        "tokenizer.json": write_file(folder / "tokenizer.json", tokenizer),
+        "tokenizer.json": write_file(folder / "tokenizer.json", text.tokenizer_json.encode()),
     }
     manifest = Manifest(
-        identity=Identity(source.name, source.sha256(), hashlib.sha256(tokenizer).hexdigest()),
-        shapes=describe(source.shape, len(layers)),
+        identity=Identity(source.name, source.sha256(), source.tokenizer_sha256()),
+        shapes=describe(source.shape, len(taps.projection) if taps else source.shape.hidden_size),
         flavour=settings.flavour,
         quantisation=settings.quant,
         max_len=source.shape.max_len,
-        feature_layers=layers,
+        feature_layers=taps.layers if taps else (),
+        projection=taps.sha256 if taps else "",
         bos_token=text.bos_token,
         add_bos=text.add_bos,
         stop_tokens=text.stop_tokens,
@@ -187,7 +182,7 @@ def flavoured_ops(weights: WeightFile, shape: ModelShape, settings: ExportSettin
     return StandardOps(GraphBuilder(weights, opset), shape, settings.quant)
 
 
-def describe(shape: ModelShape, num_taps: int) -> Shapes:
+def describe(shape: ModelShape, feature_size: int) -> Shapes:
     return Shapes(
         architecture=shape.architecture,
         num_layers=shape.num_layers,
@@ -197,7 +192,7 @@ def describe(shape: ModelShape, num_taps: int) -> Shapes:
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        feature_size=shape.hidden_size * max(1, num_taps),
+        feature_size=feature_size,
         norm_eps=shape.norm_eps,
         rope_theta=shape.rope_theta,
     )

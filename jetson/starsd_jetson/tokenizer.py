@@ -180,14 +180,11 @@ GGUF_TOKENIZERS: dict[str, Callable[[GgufSource, list[str], list[int]], str]] = 
 
 def read_hugging_face(source: HuggingFaceSource) -> TextSettings:
     tokenizers = import_tokenizers()
-    file = source.path / "tokenizer.json"
-    model = source.path / "tokenizer.model"
-    if file.exists():
+    file = source.tokenizer_path
+    if file.suffix == ".json":
         text = file.read_text("utf-8")
-    elif model.exists():
-        text = sentencepiece_json(read_pieces(model), prepend=True)
     else:
-        raise BundleError(f"{source.path}: no tokenizer.json and no tokenizer.model in it")
+        text = sentencepiece_json(read_pieces(file), prepend=True)
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception for every damaged file

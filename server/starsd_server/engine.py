@@ -76,7 +76,7 @@ class Extend:
     Without rows, `limits` asks for a tree on what is held.
 
     tokens    int32 [n] of the target's vocabulary; row i follows the feature of the same row
-    features  float16 or float32 [n, F or H]
+    features  float16 or float32 [n, H]
     start     rows to keep of the session before these: what lies behind is replaced
     """
 
@@ -263,8 +263,8 @@ class Engine(OwnThread):
         n, config = len(item.tokens), self._head.config
         if item.features.ndim != 2 or len(item.features) != n:
             return f"{n} tokens came with {len(item.features)} feature rows"
-        if item.features.shape[1] not in (config.feature_size, config.hidden_size):
-            return f"feature rows are {item.features.shape[1]} wide, not {config.feature_size}"
+        if item.features.shape[1] != config.hidden_size:
+            return f"feature rows are {item.features.shape[1]} wide, not {config.hidden_size}"
         if not 0 <= item.start <= item.session.committed:
             return f"rows start at {item.start}; the session holds {item.session.committed}"
         if item.start + n > self.kv.max_len:
@@ -299,7 +299,7 @@ class Engine(OwnThread):
         return np.full(len(beams), item.session.committed - 1 + beams.depth, np.int32)
 
     def _hidden(self, blocks: list[_Block]) -> Tensor:
-        """[n, H]: projected features of committed rows, outputs of the parents for tree rows."""
+        """[n, H]: features of committed rows, outputs of the parents for tree rows."""
         parts: list[Tensor] = []
         run: list[_Block] = []  # neighbours whose parents lie in one tensor: gathered at once
         for block in blocks:
@@ -307,7 +307,7 @@ class Engine(OwnThread):
                 parts.extend(_parents(run))
                 run = []
                 features = torch.from_numpy(block.item.features.astype(np.float32))
-                parts.append(self._head.project(features.to(self._head.device, self._head.dtype)))
+                parts.append(features.to(self._head.device, self._head.dtype))
                 continue
             if run and run[0].item.session.output is not block.item.session.output:
                 parts.extend(_parents(run))

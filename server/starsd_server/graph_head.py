@@ -43,12 +43,10 @@ class GraphHead:
     """The matrices of `head`; the same calls as `EagleHead`, float32 in and out."""
 
     def __init__(self, head: EagleHead) -> None:
-        self._eagle3 = head.config.kind is HeadKind.EAGLE3
         self._embedding = head.embedding
         self._angle_per_position = head.angle_per_position
         self._num_heads, self._head_dim = head.config.num_heads, head.config.head_dim
         self._before, self._after, self._scores = _before(head), _after(head), _scores(head)
-        self._project = _project(head) if self._eagle3 else None
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `EagleHead.forward`; [n] rows."""
@@ -72,13 +70,6 @@ class GraphHead:
         """See `EagleHead.logits`."""
         (scores,) = self._scores({"hidden": hidden.numpy()})
         return _marked(scores, hidden)
-
-    def project(self, features: Tensor) -> Tensor:
-        """See `EagleHead.project`."""
-        if self._project is None:
-            return features
-        (projected,) = self._project({"features": features.numpy()})
-        return _marked(projected, features)
 
 
 def _marked(rows: Tensor, *sources: Tensor) -> Tensor:
@@ -161,14 +152,6 @@ def _scores(head: EagleHead) -> _Session:
     if head.out_norm is not None:
         hidden = graph.norm(hidden, head.out_norm)
     graph.output(graph.linear([hidden], head.lm_head), c.draft_vocab_size)
-    return graph.session()
-
-
-def _project(head: EagleHead) -> _Session:
-    """[n, F] -> [n, H]"""
-    c, graph = head.config, _Graph()
-    taps = graph.split(graph.input("features", c.feature_size), c.feature_size // c.hidden_size)
-    graph.output(graph.linear(taps, head.fc.weight, head.fc.bias), c.hidden_size)
     return graph.session()
 
 

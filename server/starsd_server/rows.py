@@ -119,22 +119,19 @@ class _Network(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
-    def project(self, features: Tensor) -> Tensor: ...
-
 
 class _SwappedHead:
     """An EagleHead whose products are other modules'."""
 
     def __init__(self, head: EagleHead, swap: Callable[[Tensor, Tensor | None, int], nn.Module]) -> None:
-        c = head.config
-        eagle3 = c.kind is HeadKind.EAGLE3
-        parts = {"fc": c.feature_size // c.hidden_size if eagle3 else 2, "qkv_proj": 2 if eagle3 else 1}
-        for name in ("fc", "qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
+        eagle3 = head.config.kind is HeadKind.EAGLE3
+        parts = {"qkv_proj": 2} if eagle3 else {"fc": 2, "qkv_proj": 1}
+        for name in (*parts, "o_proj", "gate_up_proj", "down_proj"):
             linear = getattr(head, name)
             setattr(head, name, swap(linear.weight, linear.bias, parts.get(name, 1)))
         self._lm_head = swap(head.lm_head.detach(), None, 1)
         head.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)  # held by _lm_head alone
-        self._head, self.forward, self.project = head, head.forward, head.project
+        self._head, self.forward = head, head.forward
 
     def logits(self, hidden: Tensor) -> Tensor:
         norm = self._head.out_norm
@@ -146,6 +143,8 @@ class RowHead:
 
     def __init__(self, head: EagleHead, precision: Precision) -> None:
         head = head.eval().requires_grad_(False)
+        if head.config.kind is HeadKind.EAGLE3:
+            del head.fc  # the edge projects
         self.config, self.precision = head.config, precision
         self.device, self.draft_to_target = head.embedding.device, head.draft_to_target
         self.dtype = {Precision.FLOAT16: torch.float16, Precision.BFLOAT16: torch.bfloat16}.get(
@@ -172,7 +171,7 @@ class RowHead:
         c = self.config
         eagle3 = c.kind is HeadKind.EAGLE3
         attention_in = 2 * c.hidden_size if eagle3 else c.hidden_size
-        weights = c.hidden_size * (c.feature_size if eagle3 else 2 * c.hidden_size)
+        weights = 0 if eagle3 else 2 * c.hidden_size * c.hidden_size
         weights += attention_in * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         weights += c.num_heads * c.head_dim * c.hidden_size + 3 * c.hidden_size * c.intermediate_size
         return weights + c.draft_vocab_size * c.hidden_size
@@ -190,12 +189,6 @@ class RowHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, draft V]"""
         return self._network.logits(hidden)
-
-    def project(self, features: Tensor) -> Tensor:
-        """[n, F] -> [n, H]; rows that arrive H wide were projected by the edge."""
-        if features.shape[-1] == self.config.hidden_size:
-            return features
-        return self._network.project(features)
 
 
 def _block_linear(weight: Tensor, bias: Tensor | None, parts: int) -> BlockLinear:

@@ -7,6 +7,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from starsd_edge.bundle import Manifest
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.link.address import draft_address
@@ -94,4 +96,5 @@ def identity_of(manifest: Manifest) -> Identity:
         feature_size=shapes.feature_size,
         feature_layers=tapped or (-1,),
         feature_norm=not tapped,
+        projection=manifest.projection or msgspec.UNSET,
     )

@@ -36,7 +36,12 @@ EMBEDDED = "embedded"
     show_default=True,
     help="The runtime that will load it.",
 )
-@click.option("--eagle3", is_flag=True, help="Features of three layers, for an EAGLE-3 head.")
+@click.option(
+    "--eagle3",
+    metavar="HEAD",
+    type=click.Path(path_type=Path),
+    help="A converted EAGLE-3 head; the bundle fits it and no other.",
+)
 @click.option("--chat-template", metavar="NAME|FILE", help="For a source that carries none.")
 @click.option("--replace", is_flag=True, help="Write over an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest's summary as JSON.")
@@ -47,7 +52,7 @@ def command(
     flavour: str,
     chat_template: str | None,
     *,
-    eagle3: bool,
+    eagle3: Path | None,
     replace: bool,
     as_json: bool,
 ) -> None:

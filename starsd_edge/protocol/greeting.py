@@ -33,9 +33,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     target          name, for people
     target_hash     sha256 over the weights the features come from, before quantisation
-    tokenizer_hash  sha256 of tokenizer.json
+    tokenizer_hash  sha256 of the model's own file that holds the tokenizer
     feature_layers  layers tapped, in order; (-1,) is the last layer's output
     feature_norm    the taps lie behind the final norm
+    projection      sha256 of the matrix that makes a row of the layers tapped, on the edge; unset for none
     feature_size    F, elements of a row on the wire
     """
 
@@ -47,6 +48,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     feature_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_FEATURE_SIZE)]
     feature_layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = (-1,)
     feature_norm: bool = True
+    projection: Hash | msgspec.UnsetType = msgspec.UNSET
 
     def digest(self) -> str:
         """sha256 of the canonical JSON of all fields but the human name, in hex: the compatibility hash."""
@@ -64,7 +66,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shorten(value: object) -> str:
-    text = str(value)
+    text = "none" if value is msgspec.UNSET else str(value)
     return text if len(text) <= 24 else text[:12] + "..."
 
 

@@ -14,7 +14,7 @@ from starsd_edge.cli.main import cli
 ROOT = Path(__file__).parents[2]
 SHOWN = re.compile(r"(?:^|[\s`(])(?<!-n )starsd ([a-z][^`\n|#>;]*)", re.MULTILINE)
 CODE = re.compile(r"^ {4}[^\n]*|`[^`\n]+`", re.MULTILINE)
-OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
+OPTION = re.compile(r"(?<=\s)--[a-z][a-z0-9-]*")
 
 
 def documents() -> list[Path]:

@@ -93,20 +93,6 @@ def test_quantised_logits_stay_close(
     assert np.corrcoef(expected, found)[0, 1] > {"int8": 0.999, "int4": 0.95}[quant]
 
 
-def test_features_of_three_layers_are_the_inputs_of_those_layers(
-    tiny: Callable[[str], Any], rng: np.random.Generator, tmp_path: Path
-) -> None:
-    model = tiny("llama grouped")
-    target = model.export(tmp_path / "bundle", quant="fp32", eagle3=True)
-    layers = target.bundle.manifest.feature_layers
-    prompt = rng.integers(3, 150, 12).astype(np.int32)
-    with torch.no_grad():
-        hidden = model.reference(torch.tensor([prompt.tolist()]), output_hidden_states=True).hidden_states
-    expected = np.concatenate([hidden[layer][0].numpy() for layer in layers], axis=1)
-    assert target.spec.feature_size == expected.shape[1]
-    np.testing.assert_allclose(target.prefill(prompt).features, expected, atol=TOLERANCE)
-
-
 def read_embedded() -> Any:
     """The embedded model in transformers, read from its file without our reader."""
     import gguf

@@ -43,10 +43,9 @@ class Script:
     def random(cls, seed: int, kind: HeadKind, rounds: int = 6) -> Script:
         rng = np.random.default_rng(seed)
         cuts = np.cumsum([rng.integers(1, 40), *rng.integers(1, 6, rounds)]).tolist()
-        width = HIDDEN * (3 if kind is HeadKind.EAGLE3 else 1)
         return cls(
             rng.integers(0, VOCAB, cuts[-1]).astype(np.int32),
-            rng.standard_normal((cuts[-1], width)).astype(np.float16),
+            rng.standard_normal((cuts[-1], HIDDEN)).astype(np.float16),
             cuts,
         )
 

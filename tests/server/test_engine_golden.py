@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from starsd_server.engine import Advanced, Engine, Extend, Grow, SessionRows, Tr
 from starsd_server.heads.checkpoint import load_head
 from starsd_server.heads.convert import convert
 from starsd_server.heads.grow import GrowthLimits
+from starsd_server.heads.head import EagleHead
 from starsd_server.rows import Precision, RowHead
 
 GOLDEN = Path(__file__).parent / "golden" / "eagle"
@@ -22,26 +24,37 @@ PROMPTS = 3
 ROUNDS = 4
 
 
+@dataclass(frozen=True)
+class Case:
+    """An engine, and the head of whose projection an edge has a copy."""
+
+    name: str
+    engine: Engine
+    edge: EagleHead
+
+
 @pytest.fixture(scope="module", params=list(CASES))
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Engine]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     name: str = request.param
     folder = tmp_path_factory.mktemp(name)
     convert(GOLDEN / "heads" / name, GOLDEN / "targets" / CASES[name], folder, dtype=torch.float32)
     head = RowHead(load_head(folder), Precision.FLOAT32)
-    return name, Engine(head, PROMPTS * len(SETTINGS), max_len=256)
+    return Case(name, Engine(head, PROMPTS * len(SETTINGS), max_len=256), load_head(folder))
 
 
-def test_every_recorded_tree_is_grown_again(case: tuple[str, Engine]) -> None:
+@torch.inference_mode()
+def test_every_recorded_tree_is_grown_again(case: Case) -> None:
     """All prompts and settings side by side in the same steps; nodes exactly, scores within the noise."""
-    name, engine = case
-    data = np.load(GOLDEN / "cases" / f"{name}.npz")
+    engine = case.engine
+    data = np.load(GOLDEN / "cases" / f"{case.name}.npz")
     runs = [(prompt, *setting) for prompt in range(PROMPTS) for setting in SETTINGS]
     sessions = [SessionRows(slot) for slot in range(len(runs))]
     for round_ in range(ROUNDS):
         items: list[WorkItem] = []
         for session, (prompt, nodes, top_k) in zip(sessions, runs, strict=True):
             at = f"p{prompt}/" if round_ == 0 else f"p{prompt}/t{nodes}k{top_k}/r{round_}/"
-            features = data[at + ("features" if round_ == 0 else "ext_features")]
+            taps = torch.from_numpy(data[at + ("features" if round_ == 0 else "ext_features")])
+            features = case.edge.project(taps).numpy()
             start = 0 if round_ == 0 else int(data[at + "ext_start"])
             assert start == session.committed
             limits = GrowthLimits(nodes, top_k, STEPS)

@@ -59,12 +59,7 @@ def test_it_computes_what_the_head_in_float32_does(kind: HeadKind) -> None:
     head = random_head(kind)
     int8, arguments = GraphHead(head), inputs()
     expected, found = head.forward(*arguments, own_row_only), int8.forward(*arguments, own_row_only)
-    features = torch.randn(ROWS, head.config.feature_size, generator=torch.Generator().manual_seed(3))
-    for theirs, ours in (
-        (expected, found),
-        (head.logits(expected), int8.logits(expected)),
-        (head.project(features), int8.project(features)),
-    ):
+    for theirs, ours in ((expected, found), (head.logits(expected), int8.logits(expected))):
         assert torch.allclose(theirs, ours, atol=NOISE * float(theirs.abs().max()))
 
 

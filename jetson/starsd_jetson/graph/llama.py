@@ -19,6 +19,7 @@ from starsd_jetson.graph.layer import LayerInputs, LayerWeights, protect, read_l
 from starsd_jetson.graph.ops import Ops
 from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.sources import WeightSource
+from starsd_jetson.graph.taps import Taps
 
 __all__ = ["build_llama"]
 
@@ -31,12 +32,12 @@ RESCALED = {"int8": smooth, "int4": protect}  # what prepares the weights of a l
 def build_llama(
     ops: Ops,
     source: WeightSource,
-    feature_layers: tuple[int, ...],
+    taps: Taps | None,
     reference: ReferenceRun | None,
     progress: Progress,
 ) -> Float32Array | None:
-    """Add the whole model to `ops.graph`. `feature_layers` are layers whose inputs are the features; none
-    means the output of the final norm. `progress(done, total)` counts layers.
+    """Add the whole model to `ops.graph`. The features are what `taps` makes of some layers' inputs; without
+    them, the output of the final norm. `progress(done, total)` counts layers.
 
     With a `reference` quantised weights are smoothed by what it sees, and its logits [T, V] are returned.
     """
@@ -54,7 +55,7 @@ def build_llama(
     )  # pending: what the last block adds to x; the next norm adds it
     if not shape.tied_embedding:
         table = np.empty((0, 0), np.float32)  # a gigabyte in large models
-    taps = []
+    tapped = []
     for index in range(shape.num_layers):
         weights = read_layer(source, index)
         importance: LayerInputs | None = None  # of the inputs: not known
@@ -64,18 +65,19 @@ def build_llama(
                 rescaled = RESCALED[ops.quant](weights, seen)
                 weights, importance = rescaled.weights, rescaled.mean_square
         x, pending = layer(ops, x, pending, weights, importance, index, shared)
-        if index in feature_layers:
-            taps.append(x)
+        if taps is not None and index in taps.layers:
+            tapped.append(x)
         x, pending = mlp(ops, x, pending, weights, importance, index)
         progress(index + 1, shape.num_layers)
 
     gain = source.tensor("model.norm.weight")
     last, _ = next_norm(ops, x, pending, "norm", gain)
-    if taps:
-        g.op("Concat", *taps, name="features", axis=-1)
-    else:
-        g.op("Identity", last, name="features")
-    g.output("features", ops.element, ["n", shape.hidden_size * max(1, len(taps))])
+    rows, width = last, shape.hidden_size
+    if taps is not None:
+        rows = ops.float_linear(g.op("Concat", *tapped, axis=-1), "projection", taps.projection)
+        width = len(taps.projection)
+    g.op("Identity", rows, name="features")
+    g.output("features", ops.element, ["n", width])
     head = table if shape.tied_embedding else source.tensor("lm_head.weight")
     ops.head(ops.select(last, logit_rows), head)
     g.nodes[-1].output[0] = "logits"

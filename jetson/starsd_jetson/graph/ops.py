@@ -44,6 +44,7 @@ class Ops(Protocol):
         bias: Float32Array | None = None,
         importance: Float32Array | None = None,
     ) -> str: ...
+    def float_linear(self, x: str, name: str, weight: Float32Array) -> str: ...
     def head(self, x: str, weight: Float32Array) -> str: ...
     def embed(self, tokens: str, table: Float32Array) -> str: ...
     def gain(self, name: str, values: Float32Array) -> str: ...
@@ -86,7 +87,7 @@ class OnnxRuntimeOps:
             y = self.graph.op("Add", y, self.graph.weight(f"{name}.bias", bias))
         return y
 
-    def float_linear(self, x: str, name: str, weight: Float32Array, importance: Importance) -> str:
+    def float_linear(self, x: str, name: str, weight: Float32Array, importance: Importance = None) -> str:
         """Packed at load, every row summed in the same order whatever n is."""
         return self.graph.op("MatMul", x, self.graph.weight(name, np.ascontiguousarray(weight.T)))
 

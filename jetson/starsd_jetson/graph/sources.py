@@ -6,6 +6,7 @@ Both give the same thing: a ModelShape, and float32 tensors under Hugging Face's
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -21,7 +22,14 @@ from starsd_edge.types import Float32Array
 from starsd_jetson.graph.plausible import check_shape, check_tensor
 from starsd_jetson.graph.shape import ModelShape, RopeScaling
 
-__all__ = ["UNUSABLE", "GgufSource", "HuggingFaceSource", "WeightSource", "open_source"]
+__all__ = [
+    "UNUSABLE",
+    "GgufSource",
+    "HuggingFaceSource",
+    "WeightSource",
+    "open_safetensors",
+    "open_source",
+]
 
 # What reading numbers from a damaged or odd file ends in.
 UNUSABLE = (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError, AttributeError, IndexError)
@@ -48,6 +56,11 @@ class WeightSource(Protocol):
 
     def sha256(self) -> str:
         """Hash over the files that hold weights: the identity of the model whatever it is exported to."""
+        ...
+
+    def tokenizer_sha256(self) -> str:
+        """Hash over the file that holds the tokenizer, as it lies there: what is made of it for a bundle
+        may change with the package that makes it. Raises BundleError if there is none."""
         ...
 
 
@@ -259,6 +272,13 @@ class GgufSource(_Checked):
         return weight
 
     def sha256(self) -> str:
+        return self._sha256
+
+    def tokenizer_sha256(self) -> str:
+        return self._sha256
+
+    @functools.cached_property
+    def _sha256(self) -> str:
         return hash_files([self.path])
 
 
@@ -270,6 +290,7 @@ def unpermute(weight: Float32Array, num_heads: int) -> Float32Array:
 
 # Hugging Face ----------------------------------------------------------------------------------------------
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # the first that is there is the tokenizer
 HF_ARCHITECTURES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
@@ -353,8 +374,23 @@ class HuggingFaceSource(_Checked):
         return read()
 
     def sha256(self) -> str:
+        return self._sha256
+
+    @functools.cached_property
+    def _sha256(self) -> str:
         files = sorted(self.path.glob("*.safetensors")) or sorted(self.path.glob("pytorch_model*.bin"))
         return hash_files(files)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Raises BundleError."""
+        for name in TOKENIZER_FILES:
+            if (self.path / name).is_file():
+                return self.path / name
+        raise BundleError(f"{self.path}: no {' and no '.join(TOKENIZER_FILES)} in it")
+
+    def tokenizer_sha256(self) -> str:
+        return hash_files([self.tokenizer_path])
 
 
 def whole(value: Any) -> int:

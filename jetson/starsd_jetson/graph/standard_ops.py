@@ -64,21 +64,19 @@ class StandardOps:
     ) -> str:
         """[n, in] -> [n, out] for weight [out, in]."""
         if self.quant == "int4":
-            stored = self.int4_weight(name, weight, importance)
+            y = self.graph.op("MatMul", x, self.int4_weight(name, weight, importance))
         else:
-            stored = self.float_weight(name, weight)
-        y = self.graph.op("MatMul", x, stored)
+            y = self.float_linear(x, name, weight)
         if bias is not None:
             y = self.graph.op("Add", y, self.stored(f"{name}.bias", bias))
         return y
 
     def head(self, x: str, weight: Float32Array) -> str:
         """Logits in float32; the weights stay in float16 for int4."""
-        y = self.graph.op("MatMul", x, self.float_weight("head", weight))
-        return self.graph.op("Cast", y, to=TensorProto.FLOAT)
+        return self.graph.op("Cast", self.float_linear(x, "head", weight), to=TensorProto.FLOAT)
 
-    def float_weight(self, name: str, weight: Float32Array) -> str:
-        return self.stored(name, np.ascontiguousarray(weight.T))
+    def float_linear(self, x: str, name: str, weight: Float32Array) -> str:
+        return self.graph.op("MatMul", x, self.stored(name, np.ascontiguousarray(weight.T)))
 
     def int4_weight(self, name: str, weight: Float32Array, importance: Float32Array | None) -> str:
         g = self.graph

@@ -7,10 +7,12 @@ strict=False, which has hidden unloaded weights more than once.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file
@@ -74,17 +76,19 @@ def convert(source: Path, target: Path, out: Path, dtype: torch.dtype = torch.fl
         head = EagleHead(config)
     _check_shapes(tensors, head, source)
     head.load_state_dict(tensors, assign=True)
-    layers = _feature_layers(target) if kind is HeadKind.EAGLE3 else (-1,)
+    eagle3 = kind is HeadKind.EAGLE3
+    layers = _feature_layers(target) if eagle3 else (-1,)
     identity = Identity(
         target=rows.name,
         target_hash=rows.hash,
         vocab_size=config.vocab_size,
         tokenizer_hash=rows.tokenizer_hash,
-        hidden_size=config.hidden_size,
+        hidden_size=config.feature_size // len(layers),
         # EAGLE-3's projection runs on the edge, so what crosses the wire is H wide for both kinds.
         feature_size=config.hidden_size,
         feature_layers=layers,
-        feature_norm=kind is HeadKind.EAGLE1,
+        feature_norm=not eagle3,
+        projection=_sha256(tensors["fc.weight"]) if eagle3 else msgspec.UNSET,
     )
     manifest = HeadManifest(name=source.resolve().name, head=config, identity=identity)
     save_head(head, manifest, out, dtype)
@@ -130,7 +134,7 @@ def _config(raw: dict[str, Any], kind: HeadKind, found: dict[str, Tensor], sourc
             f"{file}: a head of {raw['num_hidden_layers']} layers is not supported (supported: 1)"
         )
     # The reference defaults `bias` to true when its config is silent; what the file holds decides.
-    bias = "fc.bias" in found
+    bias = "fc.bias" in found and kind is HeadKind.EAGLE1
     if raw.get("bias", bias) and not bias and kind is HeadKind.EAGLE1:
         raise BundleError(f"{source}: missing: fc.bias, which its config.json announces")
     theta, scale = _rope(raw, file)
@@ -212,6 +216,11 @@ def _check_shapes(tensors: dict[str, Tensor], head: EagleHead, source: Path) -> 
     ]
     if wrong:
         raise BundleError(f"{source}: does not fit its config.json or its target: {'; '.join(wrong)}")
+
+
+def _sha256(weight: Tensor) -> str:
+    """Of the values in float32, whatever they are stored in."""
+    return hashlib.sha256(weight.float().contiguous().numpy().tobytes()).hexdigest()
 
 
 def _feature_layers(target: Path) -> tuple[int, ...]:

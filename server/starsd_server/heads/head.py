@@ -7,8 +7,8 @@ One **row** is a token and the hidden vector of the position before it, so the h
 *of* that token, and from it the token after. What a caller does with rows:
 
 * *Extend.* Row i of a context is (feature of position i, token at position i + 1), at head position i. The
-  features come from the target. EAGLE-3's raw taps [n, 3H] go through `project` first; that may have
-  happened elsewhere (an edge does it before sending), so `forward` always takes H wide vectors.
+  features come from the target. EAGLE-3's raw taps [n, 3H] went through `project` before: an edge does
+  that with its copy of `fc`, so `forward` and a service take H wide vectors.
 * *Grow.* The row of a tree node of depth d >= 1 pairs its token with the head's **own output** of its
   parent's row (un-normed, never projected), at head position `base_len - 2 + d`; the root's row is the last
   extended one, at `base_len - 2`.

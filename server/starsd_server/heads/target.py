@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +29,7 @@ class TargetRows(Protocol):
 
     @property
     def tokenizer_hash(self) -> str:
-        """sha256 of tokenizer.json; "" where the source has none."""
+        """sha256 of the file that holds the tokenizer. Raises BundleError where there is none."""
         ...
 
     def embedding(self) -> Float32Array:
@@ -77,13 +76,14 @@ class _SourceRows:
         self._source = source
         self.name: str = source.name
         self.hash: str = source.sha256()
-        tokenizer = Path(source.path) / "tokenizer.json"
-        self.tokenizer_hash = (
-            hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer.is_file() else ""
-        )
+
+    @property
+    def tokenizer_hash(self) -> str:
+        return str(self._source.tokenizer_sha256())
 
     def embedding(self) -> Float32Array:
-        return np.ascontiguousarray(self._source.tensor("model.embed_tokens.weight"), np.float32)
+        # a file's float32 rows come as a view of it
+        return np.require(self._source.tensor("model.embed_tokens.weight"), np.float32, ["C", "W"])
 
     def lm_head(self, tokens: NDArray[np.int64]) -> Float32Array:
         name = "lm_head.weight"

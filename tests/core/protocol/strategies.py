@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -89,6 +90,7 @@ def identities(draw: st.DrawFn) -> Identity:
         feature_size=draw(sizes),
         feature_layers=layers,
         feature_norm=draw(st.booleans()),
+        projection=draw(st.just(msgspec.UNSET) | hashes),
     )
 
 

@@ -135,6 +135,7 @@ def test_a_fitting_edge_is_welcomed_and_told_what_was_agreed() -> None:
         ({"vocab_size": 101}, "vocab_size is 100 here and 101 there"),
         ({"target_hash": "cc"}, "target_hash is aa here and cc there"),
         ({"feature_layers": (2, 9, 15)}, "feature_layers"),
+        ({"projection": "dd"}, "projection is none here and dd there"),
     ],
 )
 def test_an_edge_that_does_not_fit_is_refused_with_the_field(changes: dict[str, object], named: str) -> None:
