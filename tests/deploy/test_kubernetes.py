@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from kubernetes import client
 from starsd_edge.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "deploy" / "kubernetes"
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+FOLDER = MANIFESTS / "base"
 KINDS = {
     "Namespace": "V1Namespace",
     "Service": "V1Service",
@@ -136,7 +139,7 @@ def test_the_command_lines_are_ones_that_starsd_takes(container: int) -> None:
 
 
 def test_the_gpu_variant_patches_what_is_there() -> None:
-    patch = yaml.safe_load((FOLDER / "gpu" / "kustomization.yaml").read_text())["patches"][0]
+    patch = yaml.safe_load((MANIFESTS / "gpu" / "kustomization.yaml").read_text())["patches"][0]
     (workload,) = of_kind("StatefulSet")
     assert (workload["kind"], workload["metadata"]["name"]) == (
         patch["target"]["kind"],
@@ -148,6 +151,28 @@ def test_the_gpu_variant_patches_what_is_there() -> None:
         for step in way:
             place = place[int(step)] if isinstance(place, list) else place[step]
         assert isinstance(place, list | dict)
+
+
+@pytest.mark.parametrize("variant", ["base", "gpu"])
+def test_a_variant_is_built_from_folders_that_do_not_hold_it(variant: str) -> None:
+    """kustomize refuses a base that contains its overlay (a cycle) and resources outside a base's folder."""
+    root = MANIFESTS / variant
+    for listed in yaml.safe_load((root / "kustomization.yaml").read_text())["resources"]:
+        resource = (root / listed).resolve()
+        assert resource.exists()
+        assert resource not in (root, *root.parents)
+        assert resource.parent == root or (resource / "kustomization.yaml").exists()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kubectl_renders_both_variants() -> None:
+    for variant, device in (("base", False), ("gpu", True)):
+        command = ["kubectl", "kustomize", str(MANIFESTS / variant)]
+        rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found = [each for each in yaml.safe_load_all(rendered) if each["kind"] == "StatefulSet"]
+        draft = found[0]["spec"]["template"]["spec"]["containers"][0]
+        assert ("--device=cuda" in draft["args"]) is device
+        assert complaints(found[0], "V1StatefulSet", variant) == []
 
 
 def test_the_container_file_takes_what_the_project_has() -> None:
