@@ -31,7 +31,7 @@ __all__ = [
     "key_dir",
     "make_folder",
     "parse_public",
-    "read_record",
+    "read_public_record",
     "write_private",
     "write_public",
 ]
@@ -178,6 +178,27 @@ def public_of(record: dict[str, object], path: Path) -> PublicKey:
 def read_record(path: Path) -> dict[str, object]:
     """The JSON object in a key file. Raises ConfigError."""
     try:
+        record = json.loads(read_key_file(path))
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise ConfigError(f"{path}: not a key file")
+    return record
+
+
+def read_public_record(path: Path) -> PublicKey:
+    """Whom a file in a trusted folder is for: a record, or a device's `.pub` file copied there, which is
+    for the device that the file is named after. Raises ConfigError."""
+    try:
+        public = parse_public(read_key_file(path).decode("ascii", errors="replace"))
+    except ConfigError:
+        return public_of(read_record(path), path)
+    return PublicKey(path.stem, public, "")
+
+
+def read_key_file(path: Path) -> bytes:
+    """Raises ConfigError where it is none, by its kind or size."""
+    try:
         # Anything else than a file, a pipe above all, may keep its reader waiting for ever.
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path}: not a key file")
@@ -185,13 +206,9 @@ def read_record(path: Path) -> dict[str, object]:
             data = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    try:
-        record = json.loads(data) if len(data) <= MAX_KEY_FILE_BYTES else None
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict):
+    if len(data) > MAX_KEY_FILE_BYTES:
         raise ConfigError(f"{path}: not a key file")
-    return record
+    return data
 
 
 def command_for(verb: str, path: Path) -> str:

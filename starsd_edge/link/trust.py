@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from starsd_edge.errors import ConfigError, UsageError
-from starsd_edge.link.keys import PublicKey, check_name, make_folder, public_of, read_record, write_public
+from starsd_edge.link.keys import PublicKey, check_name, make_folder, read_public_record, write_public
 
 __all__ = ["TrustStore"]
 
@@ -140,7 +140,7 @@ def stamps(folder: Path) -> dict[str, Stamp]:
 def read_device(path: Path) -> PublicKey | None:
     """The device in a file; None, and a line in the log, when it lets nobody in."""
     try:
-        key = public_of(read_record(path), path)
+        key = read_public_record(path)
     except ConfigError as error:
         log.warning("%s; this device is not let in", error)
         return None

@@ -20,6 +20,7 @@ from pathlib import Path
 from starsd_deploy.inventory import Device, Role, UnitScope
 from starsd_deploy.ssh import Connection, connect
 from starsd_deploy.ssh_config import Hop, Route
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 START_LIMIT_S = 20.0
@@ -124,7 +125,7 @@ class LoopbackDevice:
         (home / "run").mkdir()
         self._programs()
         self._keys()
-        self.port = _free_port()
+        self.port = free_port()
         config = home / "sshd_config"
         config.write_text(SSHD_CONFIG.format(port=self.port, home=home, path=SYSTEM_PATH))
         if os.geteuid() == 0:
@@ -238,12 +239,6 @@ class LoopbackDevice:
         self._sshd.terminate()
         self._sshd.wait()
         self._log.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:

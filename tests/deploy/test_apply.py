@@ -26,6 +26,7 @@ from starsd_deploy.sudo import SudoPassword
 from starsd_edge.errors import DeployError, StarSDError
 from tests.deploy.loopback import LoopbackDevice
 from tests.deploy.toys import make_bundle, wanted_factory
+from tests.ports import free_port
 
 Want = Callable[[Device, Facts], Wanted]
 HOLDER = Holder("test@desk", "apply")
@@ -45,12 +46,6 @@ class Quiet:
 
     def bytes_settled(self, device: str, count: int) -> None:
         return
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def never_ask(question: str) -> str:

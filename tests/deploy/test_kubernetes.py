@@ -100,8 +100,9 @@ def test_names_labels_and_ports_fit_together() -> None:
         assert selector["matchLabels"] == labels
     draft = pod["spec"]["containers"][0]
     ports = {port["name"]: port["containerPort"] for port in draft["ports"]}
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert draft[probe]["tcpSocket"]["port"] in ports
+    asked = f"--monitor={draft['startupProbe']['exec']['command'][2]}"
+    assert asked in draft["args"]
+    assert draft["readinessProbe"]["exec"] == draft["livenessProbe"]["exec"] == draft["startupProbe"]["exec"]
     assert all(port["targetPort"] in ports for each in services.values() for port in each["spec"]["ports"])
     (policy,) = of_kind("NetworkPolicy")
     assert [ports["draft"]] == [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
@@ -125,11 +126,16 @@ def test_every_mounted_volume_is_there_and_every_container_is_locked_down() -> N
     assert f"--listen={target}" in pod["containers"][1]["args"]
 
 
-@pytest.mark.parametrize("container", [0, 1])
-def test_the_command_lines_are_ones_that_starsd_takes(container: int) -> None:
-    """Parsed by the real command line, down to the sub-command; nothing is run."""
+def command_lines() -> list[list[str]]:
     (workload,) = of_kind("StatefulSet")
-    arguments = list(workload["spec"]["template"]["spec"]["containers"][container]["args"])
+    draft, figures, _collector = workload["spec"]["template"]["spec"]["containers"]
+    return [draft["args"], figures["args"], draft["startupProbe"]["exec"]["command"][1:]]
+
+
+@pytest.mark.parametrize("arguments", command_lines(), ids=["serve", "figures", "probe"])
+def test_the_command_lines_are_ones_that_starsd_takes(arguments: list[str]) -> None:
+    """Parsed by the real command line, down to the sub-command; tests/e2e/test_pod.py runs them."""
+    arguments = list(arguments)
     command: click.Command = cli
     parent = None
     while isinstance(command, click.Group):
@@ -188,3 +194,15 @@ def test_the_container_file_takes_what_the_project_has() -> None:
     (extra,) = re.findall(r"'\.\[(\w+)\]'", text)
     assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
     assert not re.search(r"^USER (root|0)", text, re.MULTILINE)
+
+
+def test_figures_of_several_pods_are_told_apart() -> None:
+    """Each exporter watches 127.0.0.1, so that its own labels are the same everywhere."""
+    (described,) = of_kind("ConfigMap")
+    config = yaml.safe_load(described["data"]["prometheus.yaml"])
+    assert config["global"]["external_labels"] == {"pod": "${POD_NAME}"}
+    (written,) = config["remote_write"]
+    assert {"source_labels": ["pod"], "target_label": "service"} in written["write_relabel_configs"]
+    (workload,) = of_kind("StatefulSet")
+    collector = workload["spec"]["template"]["spec"]["containers"][2]
+    assert [each["name"] for each in collector["env"]] == ["POD_NAME"]

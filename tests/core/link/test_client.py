@@ -16,6 +16,7 @@ from starsd_edge.link.sockets import EdgeKeys
 from starsd_edge.protocol.limits import EdgeTiming
 from tests.core.link.loopback import LoopbackService
 from tests.core.protocol.pair import committed, hello, token_at, tokens
+from tests.ports import free_port
 
 WAIT_S = 10.0
 FAST = EdgeTiming(answer_s=0.2, chunk_s=1.0, ping_s=0.2, probe_first_s=0.05, probe_max_s=0.2)
@@ -97,12 +98,6 @@ def test_a_refused_handshake_tells_which_key_is_wrong(
     drafter = closing(RemoteDrafter(service.address, hello(), edge_keys))
     until(drafter, lambda: told in drafter._connection.reason)
     assert not drafter.state().ready
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_service_that_is_not_there_is_told_and_found_when_it_comes(closing: Callable) -> None:

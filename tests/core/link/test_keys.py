@@ -188,3 +188,11 @@ def test_a_file_that_goes_while_it_is_looked_for_takes_nobody_along(
     monkeypatch.setattr(os, "listdir", lambda folder: listed)
     trusted.refresh()
     assert ["dev1"] == [key.name for key in trusted.devices()]
+
+
+def test_a_public_key_copied_by_hand_lets_the_device_in_under_its_files_name(trusted: TrustStore) -> None:
+    device = KeyPair.generate("device")
+    trusted.folder.mkdir(parents=True, exist_ok=True)
+    (trusted.folder / "jet7.pub").write_text(device.key.public + "\n")
+    trusted.refresh()
+    assert trusted.device_of(device.key.public) == "jet7"

@@ -21,6 +21,7 @@ from starsd_edge.monitor.feed import Arrival, Source, WatchKeys, ZmqFeed
 from starsd_edge.monitor.link_state import LinkState
 from starsd_edge.monitor.publish import SnapshotPublisher
 from starsd_edge.protocol.telemetry import ServiceSnapshot
+from tests.ports import free_port
 
 PATIENCE_S = 60.0
 SNAPSHOT = ServiceSnapshot("boot", 1, 2.0, service="desk")
@@ -37,11 +38,6 @@ def publisher(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[SnapshotPubli
     publisher = SnapshotPublisher(context, "tcp://127.0.0.1:*")
     yield publisher
     publisher.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def until(
