@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.steps import Content, ContentFile
-from starsd_deploy.transfer import Blob, hash_file
 from starsd_edge.errors import BundleError
 
 __all__ = ["HashCache", "read_content"]

@@ -12,6 +12,7 @@ case $root in /*) ;; *) root=$HOME/$root ;; esac
 
 LEASE_LOST=97 LEASE_HELD=98 NOT_RUNNING=96 UNHEALTHY=95 # known to runner.py
 LEASE_LIFE_S=45                                        # four heartbeats of ten seconds may be lost
+SYNC_CHUNKS=16                                         # of 4 MiB each, sent between two calls of sync
 
 fail() { echo "$*" >&2; exit 1; }
 # durable: the folder entry too, or a power cut brings the old name back
@@ -106,13 +107,15 @@ chunk_hashes() { # chunk_hashes SHA256 CHUNK_MIB INDEX...: hash of each chunk of
 
 # blob_stream CHUNK_MIB SHA256...: hash parts while they are being written, and make those that are right blobs.
 # Stdin names each part's chunks in order as they are finished, then says `end`. Prints `bad SHA256` for a wrong one.
+# The disk writes along, or all of it would be left for the end.
 blob_stream() {
     mib=$1
     shift
     cd "$root/parts"
     for sha in "$@"; do
         have=$(while read -r index && [ "$index" != end ]; do
-            dd if="$sha.part" bs=1048576 skip=$((index * mib)) count="$mib" 2>/dev/null
+            dd if="$sha.part" bs=131072 skip=$((index * mib * 8)) count=$((mib * 8)) 2>/dev/null
+            if [ $((index % SYNC_CHUNKS)) -eq 0 ]; then sync -d "$sha.part" >/dev/null 2>&1 & fi
         done | sha256)
         if [ "$have" = "$sha" ]; then
             lease_ours || exit $LEASE_LOST # hours may have passed

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.device import DeviceShell
 from starsd_deploy.steps import Engine
-from starsd_deploy.transfer import Blob, hash_file
 from starsd_edge.errors import DeployError
 
 __all__ = ["EngineShelf", "build_engine", "put_engine"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Protocol
 
+from starsd_deploy.blobs import Blob
 from starsd_deploy.commands import unit_name
 from starsd_deploy.device import NOT_RUNNING, DeviceShell, UnhealthyError
 from starsd_deploy.engines import EngineShelf, build_engine, put_engine
@@ -35,7 +36,7 @@ from starsd_deploy.steps import (
     Upload,
 )
 from starsd_deploy.sudo import SudoPassword, run_as_root
-from starsd_deploy.transfer import CHANNELS, Blob, send_blobs
+from starsd_deploy.transfer import CHANNELS, send_blobs
 from starsd_edge.errors import DeployError
 
 __all__ = ["Observer", "RunContext", "gather_facts", "run_plan"]

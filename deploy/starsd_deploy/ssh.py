@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import os
 import shlex
 import socket
@@ -23,7 +24,6 @@ from typing import Any
 import paramiko
 from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
-from paramiko.sftp import CMD_EXTENDED, CMD_EXTENDED_REPLY
 
 from starsd_deploy.known_hosts import (
     HostKey,
@@ -34,10 +34,11 @@ from starsd_deploy.known_hosts import (
     known_kinds,
     look_up,
 )
+from starsd_deploy.sftp_lane import SftpLane
 from starsd_deploy.ssh_config import Hop, Route
 from starsd_edge.errors import AuthenticationError, DeployError, StarSDError, UnreachableError
 
-__all__ = ["Completed", "Connection", "NoChannelError", "PasswordPrompt", "Running", "connect", "write_limit"]
+__all__ = ["CLOSING_S", "Completed", "Connection", "NoChannelError", "PasswordPrompt", "Running", "connect"]
 
 # GCM first: on hosts without hardware AES both are slow, elsewhere it is a third faster than CTR plus HMAC.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
@@ -47,10 +48,10 @@ TCP_USER_TIMEOUT_MS = 30_000
 COMMAND_TIMEOUT_S = 120.0
 # A board that swaps, or boots, takes its time between the TCP connection and the login.
 SLOW_LOGIN_S = 60.0
-# A write goes out in SSH packets of 32 KiB less 64 bytes; a few bytes more would be one more packet for them.
-PACKET_BYTES, WRITE_HEADER_BYTES = 32 * 1024 - 64, 32
-LEAST_WRITE_BYTES = PACKET_BYTES - WRITE_HEADER_BYTES
-MOST_WRITE_BYTES = 4 * PACKET_BYTES - WRITE_HEADER_BYTES
+# What a server may take to count a channel as closed, and how often it is asked meanwhile.
+CLOSING_S, ASK_AGAIN_S = 5.0, 0.1
+# paramiko writes about every refused channel, which the one who asked for it tells in its place.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 SIGKILL_STATUS = -1  # what paramiko reports when the command had no exit status
 
 PasswordPrompt = Callable[[str], str]
@@ -134,7 +135,7 @@ class Connection:
             UnreachableError: as `run`.
         """
         with self._translated():
-            channel = self._transports[-1].open_session(timeout=self.hop.timeout_s)
+            channel = self._session()
             with contextlib.closing(channel):
                 channel.exec_command(shlex.join(argv))
                 yield Running(self, channel)
@@ -146,7 +147,7 @@ class Connection:
             UnreachableError: the connection was lost.
         """
         with self._translated():
-            channel = self._transports[-1].open_session(timeout=self.hop.timeout_s)
+            channel = self._session()
             with contextlib.closing(channel):
                 channel.set_combine_stderr(True)
                 channel.exec_command(shlex.join(argv))
@@ -163,14 +164,48 @@ class Connection:
             UnreachableError: the connection was lost.
             DeployError: the device refused a file operation.
         """
-        with self._translated():
-            client = paramiko.SFTPClient.from_transport(self._transports[-1])
-            if client is None:
-                raise UnreachableError(
-                    f"{self.name}: no SFTP channel; is `Subsystem sftp` set in its sshd_config?"
-                )
-            with contextlib.closing(client):
-                yield client
+        with self._sftp_channel(CLOSING_S) as channel:
+            yield paramiko.SFTPClient(channel)
+
+    @contextlib.contextmanager
+    def sftp_lane(self, patience_s: float) -> Iterator[SftpLane]:
+        """An SFTP channel of its own, for writes; asked for so long if there are too many.
+
+        Raises:
+            NoChannelError: the server opens no more channels. UnreachableError, DeployError: as `sftp`.
+        """
+        with self._sftp_channel(patience_s) as channel:
+            yield SftpLane(channel)
+
+    @contextlib.contextmanager
+    def _sftp_channel(self, patience_s: float) -> Iterator[paramiko.Channel]:
+        with self._translated(), contextlib.closing(self._session(patience_s)) as channel:
+            try:
+                channel.invoke_subsystem("sftp")
+            except paramiko.SSHException as error:
+                if not self.alive:
+                    raise
+                raise DeployError(
+                    f"{self.name}: no SFTP there; is `Subsystem sftp` set in its sshd_config?"
+                ) from error
+            yield channel
+
+    def _session(self, patience_s: float = CLOSING_S) -> paramiko.Channel:
+        """A new channel; a server that has too many is asked again for a while, as some may be closing."""
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._transports[-1].open_session(timeout=self.hop.timeout_s)
+            except paramiko.SSHException as error:
+                # of several that are refused at once, only one is given the server's reason
+                refused = isinstance(error, paramiko.ChannelException) or "Unable to open" in str(error)
+                if not refused or not self.alive:
+                    raise
+                if time.monotonic() >= until_s:
+                    raise NoChannelError(
+                        f"{self.name}: sshd opens no further channel; see MaxSessions in its sshd_config"
+                    ) from error
+            threading.Event().wait(ASK_AGAIN_S)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -180,10 +215,6 @@ class Connection:
             raise
         except TimeoutError as error:
             raise UnreachableError(f"{self.name}: no answer in time") from error
-        except paramiko.ChannelException as error:
-            raise NoChannelError(
-                f"{self.name}: sshd opens no channel ({error.text}); see MaxSessions in its sshd_config"
-            ) from error
         except (paramiko.SSHException, EOFError, ConnectionError) as error:
             raise UnreachableError(f"{self.name}: the connection was lost ({error or 'closed'})") from error
         except OSError as error:
@@ -257,20 +288,6 @@ def connect(route: Route, ask_password: PasswordPrompt | None = None) -> Connect
             transport.close()
         raise
     return Connection(transports, route.device)
-
-
-def write_limit(client: paramiko.SFTPClient) -> int:
-    """The largest write that an SFTP server takes: OpenSSH says so when asked, others get what all take.
-
-    Fewer and larger writes are fewer answers to read, which is what an upload's time goes into here.
-    """
-    with contextlib.suppress(OSError):  # the extension is unknown there
-        # paramiko has the message, but no method for this extension
-        kind, answer = client._request(CMD_EXTENDED, "limits@openssh.com")  # type: ignore[attr-defined]
-        if kind == CMD_EXTENDED_REPLY:
-            _packet, _read, write = (answer.get_int64() for _ in range(3))
-            return min(MOST_WRITE_BYTES, int(write) or LEAST_WRITE_BYTES)
-    return LEAST_WRITE_BYTES
 
 
 def _socket(hop: Hop, previous: paramiko.Transport | None) -> Any:

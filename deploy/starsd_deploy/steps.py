@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from starsd_deploy.transfer import Blob
+from starsd_deploy.blobs import Blob
 
 __all__ = [
     "Bundle",

@@ -1,11 +1,11 @@
 """Content to a device: many files, several SFTP channels on one connection, resumable, verified.
 
-One SSH channel is limited by its window (2 MiB a round trip), so a file is cut into chunks that several
-channels write at once into `parts/<sha256>.part`. A journal beside it lists finished chunks; a transfer that
-was cut goes on from there. The part's name is the content's hash, so a part can never be continued with other
-content. The device hashes each file while it is being written, chunk after chunk, and moves it to
-`blobs/<sha256>`; one that does not match is looked through chunk by chunk (a power cut may have lost pages
-that the journal counts as written) and only wrong chunks are sent again.
+One SSH channel is limited by its window (2 MiB a round trip), so several take turns to write a file into
+`parts/<sha256>.part`. A file is counted in chunks; those that the device has are listed in a journal beside
+the part, and a transfer that was cut goes on from there. The part's name is the content's hash, so a part
+can never be continued with other content. The device hashes each file while it is being written, chunk after
+chunk, and moves it to `blobs/<sha256>`; one that does not match is looked through chunk by chunk (a power cut
+may have lost pages that the journal counts as written) and only wrong chunks are sent again.
 """
 
 from __future__ import annotations
@@ -13,36 +13,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import queue
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import BinaryIO
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
-import paramiko
 
+from starsd_deploy.blobs import CHUNK_BYTES, CHUNK_MIB, Blob, Chunk, chunk_count, chunks_of
 from starsd_deploy.device import DeviceShell
-from starsd_deploy.ssh import NoChannelError, write_limit
-from starsd_edge.errors import DeployError, StarSDError
+from starsd_deploy.sender import Sender
+from starsd_deploy.sftp_lane import SftpLane
+from starsd_deploy.ssh import CLOSING_S, Connection, NoChannelError, Running
+from starsd_edge.errors import DeployError
 
-__all__ = ["Blob", "TransferReport", "send_blobs"]
+__all__ = ["CHANNELS", "MOST_CHANNELS", "SLACK_BYTES", "TransferReport", "send_blobs"]
 
-CHUNK_MIB = 4
-CHUNK_BYTES = CHUNK_MIB * 1024 * 1024
-# Each has a window of its own, so six carry 12 MiB a round trip; sshd allows ten sessions on a connection
-# (MaxSessions), and the hashing, the heartbeat and one that is still closing need one each.
+# Each has a window of its own in sshd, so six carry 12 MiB a round trip; it allows ten sessions on a
+# connection (MaxSessions), and the hashing, the heartbeat and one that is still closing need one each.
 CHANNELS = 6
+MOST_CHANNELS = 8
+WINDOW_BYTES = 2 * 1024 * 1024
 SLACK_BYTES = 256 * 1024 * 1024  # left free on the device's disk
 HASH_TIMEOUT_S = 1800.0  # an SD card reads 4 GB in two minutes; emulated boards are slower
-
-
-class Blob(msgspec.Struct, frozen=True):
-    """A file by content: its hash and size, and where this machine has it."""
-
-    sha256: str
-    size: int
-    source: str
 
 
 class TransferReport(msgspec.Struct, frozen=True):
@@ -51,19 +42,7 @@ class TransferReport(msgspec.Struct, frozen=True):
     sent_bytes: int
     resumed_bytes: int
     repaired_bytes: int
-
-
-class _Chunk(msgspec.Struct, frozen=True):
-    blob: Blob
-    index: int
-
-    @property
-    def offset(self) -> int:
-        return self.index * CHUNK_BYTES
-
-    @property
-    def size(self) -> int:
-        return min(CHUNK_BYTES, self.blob.size - self.offset)
+    channels: int
 
 
 def send_blobs(
@@ -82,13 +61,11 @@ def send_blobs(
         UnreachableError: the connection was lost; calling again goes on where it ended.
     """
     note = progress or (lambda count: None)
-    chunks = [_Chunk(blob, index) for blob in blobs for index in range(_count(blob))]
+    chunks = chunks_of(blobs)
 
     def resume() -> _Split:
         done = _begin(shell, blobs)
-        split = _Split(chunks, frozenset(c for c in chunks if c.index in done[c.blob.sha256]))
-        note(_bytes(split.there))
-        return split
+        return _Split(chunks, frozenset(c for c in chunks if c.index in done[c.blob.sha256]))
 
     first = _Pass(shell, blobs, chunks, note)
     bad = first.run(channels, resume)
@@ -104,12 +81,14 @@ def send_blobs(
             "the file changed while it was sent (plan again), or the device's disk is failing"
         )
     sent = first.split.todo
-    return TransferReport(_bytes(sent) + _bytes(wrong), _bytes(first.split.there), _bytes(wrong))
+    return TransferReport(
+        _bytes(sent) + _bytes(wrong), _bytes(first.split.there), _bytes(wrong), first.lane_count
+    )
 
 
 def _begin(shell: DeviceShell, blobs: tuple[Blob, ...]) -> dict[str, frozenset[int]]:
     """Finished chunks of each blob; parts are made in their full size, so that ranges can be written."""
-    counts = {blob.sha256: _count(blob) for blob in blobs}
+    counts = {blob.sha256: chunk_count(blob) for blob in blobs}
     words = [word for blob in blobs for word in (blob.sha256, str(blob.size))]
     output = shell.do("parts", *words)
     done = {}
@@ -122,175 +101,99 @@ def _begin(shell: DeviceShell, blobs: tuple[Blob, ...]) -> dict[str, frozenset[i
 class _Split:
     """Which chunks the device has, and which are to be sent, in order."""
 
-    def __init__(self, chunks: list[_Chunk], there: frozenset[_Chunk]) -> None:
+    def __init__(self, chunks: list[Chunk], there: frozenset[Chunk]) -> None:
         self.there = there
         self.todo = [chunk for chunk in chunks if chunk not in there]
 
 
 class _Pass:
-    """One go over all chunks: channels that send, and a command on the device that hashes what arrives."""
+    """One go over all chunks: lanes that carry them, and a command on the device that hashes what arrives."""
 
     def __init__(
         self,
         shell: DeviceShell,
         blobs: tuple[Blob, ...],
-        chunks: list[_Chunk],
+        chunks: list[Chunk],
         note: Callable[[int], None],
     ) -> None:
         self._shell, self._blobs, self._chunks, self._note = shell, blobs, chunks, note
-        self._work: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._arrivals: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._failed = threading.Event()
         self.split = _Split([], frozenset())
+        self.lane_count = 0
 
     def run(self, channels: int, split: Callable[[], _Split]) -> tuple[Blob, ...]:
-        """Send what `split` says while channels are being opened already; blobs whose copy is wrong.
-
-        The first error ends all workers. A channel that the server refuses is no error while others work.
-        """
-        count = min(channels, len(self._chunks))
-        with ThreadPoolExecutor(count + 2, thread_name_prefix="sftp") as pool:
-            verified = pool.submit(_verify_along, self._shell, self._blobs, self._arrivals)
-            outcomes = [pool.submit(self._fill, split, count)]
-            outcomes += [pool.submit(self._work_off) for _ in range(count)]
-            errors = [error for outcome in outcomes if (error := outcome.exception()) is not None]
-            self._arrivals.put(None)
-        refused = [error for error in errors if isinstance(error, NoChannelError)]
-        if refused and len(refused) == len(errors) < count:
-            errors = []
-        # a worker's own failure says more than that the connection then went away
-        for error in sorted(errors, key=lambda error: not isinstance(error, StarSDError)):
-            raise error
-        return verified.result()
-
-    def _fill(self, split: Callable[[], _Split], count: int) -> None:
+        """Send what `split` says, asked while lanes are being opened already; blobs whose copy is wrong."""
         try:
-            self.split = split()
-        except BaseException:
-            self._failed.set()
-            raise
-        finally:
+            return self._run(min(channels, -(-_bytes(self._chunks) // WINDOW_BYTES)), split)
+        except NoChannelError:  # of few channels, the lanes took those that the commands need
+            return self._run(0, split)
+
+    def _run(self, early: int, split: Callable[[], _Split]) -> tuple[Blob, ...]:
+        """The same, with so many lanes that are opened beside the commands; one after them if none was."""
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(early + 1, "sftp") as pool:
+            splitting = pool.submit(split)
+            opening = [pool.submit(_open_lane, self._shell.connection, stack, 0.0) for _ in range(early)]
+            names = (blob.sha256 for blob in self._blobs)
+            hashing = stack.enter_context(self._shell.fed("blob_stream", str(CHUNK_MIB), *names))
+            self.split = splitting.result()
+            lanes = _opened(opening)
+            if self.split.todo and not lanes:
+                lanes = [_open_lane(self._shell.connection, stack)]
+            self.lane_count = len(lanes)
+            self._note(_bytes(self.split.there))
+            arrivals: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
             for chunk in self.split.there:
-                self._arrivals.put(chunk)
-            for work in (*self.split.todo, *[None] * count):
-                self._work.put(work)
-
-    def _work_off(self) -> None:
-        try:
-            with self._shell.connection.sftp() as sftp, contextlib.ExitStack() as files:
-                writer = _Writer(self._shell, sftp, files, self._note)
-                while not self._failed.is_set() and (chunk := self._work.get()) is not None:
-                    writer.write(chunk)
-                    self._arrivals.put(chunk)
-        except NoChannelError:
-            raise
-        except BaseException:
-            self._failed.set()
-            raise
+                arrivals.put(chunk)
+            announced = pool.submit(_announce, hashing, self._blobs, arrivals)
+            try:
+                Sender(self._shell, lanes, self._note, arrivals.put).send(self.split.todo)
+            finally:
+                arrivals.put(None)
+            announced.result()
+            output = self._shell.output_of("blob_stream", hashing, HASH_TIMEOUT_S)
+        bad = {line.split()[1] for line in output.splitlines() if line.startswith("bad ")}
+        return tuple(blob for blob in self._blobs if blob.sha256 in bad)
 
 
-def _verify_along(
-    shell: DeviceShell, blobs: tuple[Blob, ...], arrivals: queue.SimpleQueue[_Chunk | None]
-) -> tuple[Blob, ...]:
+def _open_lane(
+    connection: Connection, stack: contextlib.ExitStack, patience_s: float = CLOSING_S
+) -> SftpLane:
+    return stack.enter_context(connection.sftp_lane(patience_s))
+
+
+def _opened(opening: list[Future[SftpLane]]) -> list[SftpLane]:
+    """The lanes that the server opened; it may refuse some (MaxSessions)."""
+    lanes = []
+    for future in opening:
+        with contextlib.suppress(NoChannelError):
+            lanes.append(future.result())
+    return lanes
+
+
+def _announce(hashing: Running, blobs: tuple[Blob, ...], arrivals: queue.SimpleQueue[Chunk | None]) -> None:
     """Tell the device of chunks in their order as they arrive; None is the last arrival."""
     arrived: set[tuple[str, int]] = set()
-    with shell.fed("blob_stream", str(CHUNK_MIB), *(blob.sha256 for blob in blobs)) as running:
-        for blob in blobs:
-            for index in range(_count(blob)):
-                while (blob.sha256, index) not in arrived:
-                    chunk = arrivals.get()
-                    if chunk is None:  # the sender failed and says why
-                        return ()
-                    arrived.add((chunk.blob.sha256, chunk.index))
-                running.feed(f"{index}\n".encode())
-            running.feed(b"end\n")
-        output = shell.output_of("blob_stream", running, HASH_TIMEOUT_S)
-    bad = {line.split()[1] for line in output.splitlines() if line.startswith("bad ")}
-    return tuple(blob for blob in blobs if blob.sha256 in bad)
+    for blob in blobs:
+        for index in range(chunk_count(blob)):
+            while (blob.sha256, index) not in arrived:
+                chunk = arrivals.get()
+                if chunk is None:  # the sender failed and says why
+                    return
+                arrived.add((chunk.blob.sha256, chunk.index))
+            hashing.feed(f"{index}\n".encode())
+        hashing.feed(b"end\n")
 
 
-class _Writer:
-    """One SFTP channel with the files it has open; a new blob closes the one before."""
-
-    def __init__(
-        self,
-        shell: DeviceShell,
-        sftp: paramiko.SFTPClient,
-        files: contextlib.ExitStack,
-        note: Callable[[int], None],
-    ) -> None:
-        self._shell, self._sftp, self._files, self._note = shell, sftp, files, note
-        self._write_bytes = write_limit(sftp)
-        self._blob = ""
-
-    def write(self, chunk: _Chunk) -> None:
-        """Write one chunk; the device has it when this returns."""
-        if chunk.blob.sha256 != self._blob:
-            self._open(chunk.blob)
-        self._write(chunk)
-        if self._journal:
-            self._journal.write(f"{chunk.index}\n".encode())
-
-    def _open(self, blob: Blob) -> None:
-        self._files.close()
-        self._blob = blob.sha256
-        self._source: BinaryIO = self._files.enter_context(Path(blob.source).open("rb"))  # noqa: SIM115 (the stack closes it)
-        self._part = self._files.enter_context(self._sftp.open(_part(self._shell, blob), "r+b"))
-        self._part.MAX_REQUEST_SIZE = self._write_bytes
-        self._journal = None
-        if _count(blob) > 1:
-            self._journal = self._files.enter_context(self._sftp.open(_journal(self._shell, blob), "ab"))
-            self._journal.set_pipelined(True)  # its answers may wait until the file is closed
-
-    def _write(self, chunk: _Chunk) -> None:
-        """All but the last write run without waiting for their answers; the last one collects them all."""
-        self._source.seek(chunk.offset)
-        self._part.seek(chunk.offset)
-        left = chunk.size
-        while left:
-            data = self._source.read(min(self._write_bytes, left))
-            if not data:
-                raise DeployError(f"{chunk.blob.source} became shorter while it was sent; plan again")
-            left -= len(data)
-            self._part.set_pipelined(left > 0)
-            self._part.write(data)
-            self._shell.connection.count_sent(len(data))
-            self._note(len(data))
-
-
-def _wrong_chunks(shell: DeviceShell, blob: Blob) -> list[_Chunk]:
-    indices = [str(index) for index in range(_count(blob))]
+def _wrong_chunks(shell: DeviceShell, blob: Blob) -> list[Chunk]:
+    indices = [str(index) for index in range(chunk_count(blob))]
     output = shell.do("chunk_hashes", blob.sha256, str(CHUNK_MIB), *indices, timeout_s=HASH_TIMEOUT_S)
     remote = dict(line.split() for line in output.splitlines())
     wrong = []
     with open(blob.source, "rb") as source:
-        for index in range(_count(blob)):
+        for index in range(chunk_count(blob)):
             if hashlib.sha256(source.read(CHUNK_BYTES)).hexdigest() != remote.get(str(index)):
-                wrong.append(_Chunk(blob, index))
+                wrong.append(Chunk(blob, index))
     return wrong
 
 
-def _bytes(chunks: Iterable[_Chunk]) -> int:
+def _bytes(chunks: Iterable[Chunk]) -> int:
     return sum(chunk.size for chunk in chunks)
-
-
-def _count(blob: Blob) -> int:
-    """Chunks of a blob; an empty file has none."""
-    return -(-blob.size // CHUNK_BYTES)
-
-
-def _part(shell: DeviceShell, blob: Blob) -> str:
-    return f"{shell.root}/parts/{blob.sha256}.part"
-
-
-def _journal(shell: DeviceShell, blob: Blob) -> str:
-    return f"{shell.root}/parts/{blob.sha256}.journal"
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file, hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

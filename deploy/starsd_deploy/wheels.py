@@ -21,9 +21,9 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.facts import Facts, PythonFacts
 from starsd_deploy.steps import WheelFile
-from starsd_deploy.transfer import Blob, hash_file
 from starsd_edge.errors import DeployError
 
 __all__ = ["DeviceEnvironment", "WheelSet", "closure", "environment_of", "platform_tags", "resolve_wheels"]

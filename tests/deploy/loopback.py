@@ -27,6 +27,7 @@ START_LIMIT_S = 20.0
 # what a device's login has, and the Python that runs the tests
 SYSTEM_PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
+INTERNAL_SFTP = "Subsystem sftp internal-sftp"
 SSHD_CONFIG = """\
 Port {port}
 ListenAddress 127.0.0.1
@@ -38,8 +39,8 @@ StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 AllowTcpForwarding yes
-MaxSessions 64
-Subsystem sftp internal-sftp
+MaxSessions {max_sessions}
+{subsystem}
 SetEnv HOME={home} XDG_CONFIG_HOME={home}/.config XDG_RUNTIME_DIR={home}/run PATH={home}/bin:{path}
 """
 
@@ -117,7 +118,7 @@ exec /bin/mv "$@"
 class LoopbackDevice:
     """One sshd with its own home; `close` ends it and what it started."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, max_sessions: int = 64, subsystem: str = INTERNAL_SFTP) -> None:
         assert SSHD is not None
         self.home = home
         self.root = home / "starsd"
@@ -127,7 +128,10 @@ class LoopbackDevice:
         self._keys()
         self.port = free_port()
         config = home / "sshd_config"
-        config.write_text(SSHD_CONFIG.format(port=self.port, home=home, path=SYSTEM_PATH))
+        text = SSHD_CONFIG.format(
+            port=self.port, home=home, path=SYSTEM_PATH, max_sessions=max_sessions, subsystem=subsystem
+        )
+        config.write_text(text)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         self._log = (home / "sshd.log").open("wb")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starsd_deploy.blobs import Blob
 from starsd_deploy.commands import ServiceLink, unit_name, unit_text
 from starsd_deploy.facts import Manifest, ReleaseFacts, State
 from starsd_deploy.inventory import Device, Role
@@ -37,7 +38,6 @@ from starsd_deploy.steps import (
     WheelFile,
     describe,
 )
-from starsd_deploy.transfer import Blob
 from starsd_deploy.wheels import DeviceEnvironment, WheelSet
 from starsd_edge.errors import ConfigError, ResourceError, UsageError
 from tests.deploy.samples import bare, facts_with

@@ -12,7 +12,7 @@ import pytest
 from starsd_deploy.known_hosts import HostKey, fingerprint
 from starsd_deploy.ssh import connect
 from starsd_deploy.ssh_config import Route, SshFiles, load_ssh_files, route_to
-from starsd_edge.errors import AuthenticationError, ConfigError, UnreachableError
+from starsd_edge.errors import AuthenticationError, ConfigError, DeployError, UnreachableError
 from tests.deploy.loopback import LoopbackDevice
 
 
@@ -139,6 +139,19 @@ def test_two_jumps_reach_the_device(board: LoopbackDevice) -> None:
     route = Route(hops=(replace(hop, alias="a"), replace(hop, alias="b"), hop))
     with connect(route) as connection:
         assert connection.run("echo $SSH_CONNECTION").stdout.startswith("127.0.0.1 ")
+
+
+def test_device_without_sftp_is_told_what_it_lacks(tmp_path: Path) -> None:
+    board = LoopbackDevice(tmp_path / "board", subsystem="")
+    try:
+        with (
+            board.connect() as connection,
+            pytest.raises(DeployError, match="Subsystem sftp"),
+            connection.sftp(),
+        ):
+            pass
+    finally:
+        board.close()
 
 
 def test_lost_connection_in_a_command_is_unreachable(board: LoopbackDevice) -> None:

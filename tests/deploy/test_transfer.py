@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from starsd_deploy.blobs import CHUNK_BYTES, Blob
 from starsd_deploy.device import DeviceShell
 from starsd_deploy.lease import Holder, Lease
 from starsd_deploy.ssh import Connection
-from starsd_deploy.transfer import CHUNK_BYTES, Blob, send_blobs
+from starsd_deploy.transfer import send_blobs
 from starsd_edge.errors import DeployError, StarSDError, UnreachableError
 from tests.deploy.loopback import LoopbackDevice
 
@@ -88,7 +89,7 @@ def test_cut_connection_resumes_at_the_journal(board: LoopbackDevice, tmp_path: 
         second.run(f"rm {board.root}/lease/beat")  # the lease's time is over
         with Lease(second, str(board.root), Holder("test", "second")) as shell:
             report = send_blobs(shell, (blob,))
-    # at most the chunks in flight on the four channels are sent again
+    # at most the chunks in flight are sent again
     assert report.resumed_bytes >= CHUNK_BYTES * 3
     assert report.sent_bytes + report.resumed_bytes == blob.size
     assert arrived(board, blob)
@@ -150,3 +151,36 @@ def test_full_disk_is_the_devices_error(board: LoopbackDevice, shell: DeviceShel
     (board.root / "parts").write_text("not a folder")
     with pytest.raises(StarSDError, match="board"):
         send_blobs(shell, (make_blob(tmp_path, 5000),))
+
+
+@pytest.mark.parametrize(("max_sessions", "expected"), [(2, {1}), (4, {1, 2, 3}), (10, {6})])
+def test_server_that_opens_few_channels_is_served_with_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], max_sessions: int, expected: set[int]
+) -> None:
+    """Two are the least: one that hashes, one that writes. Nothing of it is told, by paramiko neither."""
+    board = LoopbackDevice(tmp_path / "board", max_sessions=max_sessions)
+    try:
+        with board.connect() as connection:
+            with Lease(connection, str(board.root), Holder("test", "sending")) as shell:
+                shell.do("prepare")
+                blob = make_blob(tmp_path, CHUNK_BYTES * 4)
+                report = send_blobs(shell, (blob,))
+            assert report.channels in expected
+            assert capfd.readouterr().err == ""
+            assert arrived(board, blob)
+    finally:
+        board.close()
+
+
+def test_server_that_opens_one_channel_only_is_told_what_it_lacks(tmp_path: Path) -> None:
+    board = LoopbackDevice(tmp_path / "board", max_sessions=1)
+    try:
+        with (
+            board.connect() as connection,
+            Lease(connection, str(board.root), Holder("test", "sending")) as shell,
+        ):
+            shell.do("prepare")
+            with pytest.raises(DeployError, match="MaxSessions"):
+                send_blobs(shell, (make_blob(tmp_path, 5000),))
+    finally:
+        board.close()

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.commands import ServiceLink
 from starsd_deploy.contents import HashCache, read_content
 from starsd_deploy.facts import Facts
@@ -19,7 +20,6 @@ from starsd_deploy.inventory import Device
 from starsd_deploy.plan import Wanted
 from starsd_deploy.releases import make_release
 from starsd_deploy.steps import WheelFile
-from starsd_deploy.transfer import Blob, hash_file
 from starsd_deploy.wheels import DeviceEnvironment, WheelSet
 
 PROGRAM = """\

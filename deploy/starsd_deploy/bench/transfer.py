@@ -2,7 +2,8 @@
 
 A private sshd on loopback behind a proxy that delays every byte. Methods take turns, so that what else the
 machine does hits all of them alike. Ours includes what sftp leaves out: the journal, the hash on the device
-and the rename.
+and the rename. Both ends and the link share this machine's cores: where they use nearly all of them, the
+machine is what limits.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import msgspec
 
 from starsd_deploy.bench.delay_proxy import DelayProxy
 from starsd_deploy.bench.private_sshd import PrivateSshd
+from starsd_deploy.bench.process_tree import tree_cpu_s
+from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.lease import Lease, this_holder
 from starsd_deploy.ssh import Connection, connect
 from starsd_deploy.ssh_config import Hop, Route
-from starsd_deploy.transfer import CHANNELS, Blob, hash_file, send_blobs
+from starsd_deploy.transfer import CHANNELS, MOST_CHANNELS, send_blobs
 from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.errors import DeployError
 from starsd_edge.machine import cpu_name
@@ -38,12 +41,23 @@ ONE = "starsd, 1 channel"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One method at one round trip. Megabytes a second: median and all runs."""
+    """One method at one round trip. Megabytes a second: median and all runs.
+
+    cores_used   CPU seconds a second of both ends and the link, mean over the runs
+    """
 
     rtt_ms: float
     method: str
     mb_per_s: float
     runs_mb_per_s: tuple[float, ...]
+    cores_used: float
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """One upload: wall clock, and CPU of all that took part."""
+
+    taken_s: float
+    cpu_s: float
 
 
 @click.command()
@@ -52,7 +66,7 @@ class Row(msgspec.Struct, frozen=True):
     "--rtt-ms", type=click.FloatRange(0), multiple=True, default=(0.0, 20.0, 100.0), show_default=True
 )
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--channels", type=click.IntRange(1), default=CHANNELS, show_default=True)
+@click.option("--channels", type=click.IntRange(1, MOST_CHANNELS), default=CHANNELS, show_default=True)
 @json_option
 def command(
     size_mb: int, rtt_ms: tuple[float, ...], repeat: int, channels: int, json_file: Path | None
@@ -68,9 +82,9 @@ def command(
                 with DelayProxy(server.port, rtt / 2000) as proxy:
                     rows += _measure(server, proxy.port, source, rtt, repeat, channels)
     click.echo(f"{size_mb} MB over loopback with a delay; {os.cpu_count()} cores of {cpu_name()}")
-    click.echo(f"{'RTT ms':>8}  {'method':<24}{'MB/s':>8}")
+    click.echo(f"{'RTT ms':>8}  {'method':<24}{'MB/s':>8}{'cores used':>12}")
     for row in rows:
-        click.echo(f"{row.rtt_ms:>8g}  {row.method:<24}{row.mb_per_s:>8.1f}")
+        click.echo(f"{row.rtt_ms:>8g}  {row.method:<24}{row.mb_per_s:>8.1f}{row.cores_used:>12.2f}")
     ratios = {rtt: _ratio(rows, rtt, channels) for rtt in rtt_ms}
     for rtt, ratio in ratios.items():
         click.echo(f"at {rtt:g} ms: {ratio:.2f} times OpenSSH's sftp")
@@ -89,19 +103,24 @@ def _measure(
         ONE: lambda: _starsd(server, port, blob, 1),
         OURS.format(channels=channels): lambda: _starsd(server, port, blob, channels),
     }
-    seconds: dict[str, list[float]] = {method: [] for method in methods}
+    runs: dict[str, list[_Run]] = {method: [] for method in methods}
     for _ in range(repeat):
         for method, run in methods.items():
-            seconds[method].append(run())
-    return [
-        Row(
-            rtt_ms,
-            method,
-            blob.size / MEGA / statistics.median(times),
-            tuple(round(blob.size / MEGA / one, 2) for one in times),
-        )
-        for method, times in seconds.items()
-    ]
+            before_s = tree_cpu_s()
+            taken_s = run()
+            runs[method].append(_Run(taken_s, tree_cpu_s() - before_s))
+    return [_row(rtt_ms, method, blob.size / MEGA, of_method) for method, of_method in runs.items()]
+
+
+def _row(rtt_ms: float, method: str, size_mb: float, runs: list[_Run]) -> Row:
+    times = [run.taken_s for run in runs]
+    return Row(
+        rtt_ms=rtt_ms,
+        method=method,
+        mb_per_s=size_mb / statistics.median(times),
+        runs_mb_per_s=tuple(round(size_mb / one, 2) for one in times),
+        cores_used=round(sum(run.cpu_s for run in runs) / sum(times), 2),
+    )
 
 
 def _ratio(rows: list[Row], rtt_ms: float, channels: int) -> float:
