@@ -15,13 +15,14 @@ from starsd_edge.decoding.roles import Invariance, Target
 from starsd_edge.decoding.tree import NO_PARENT, DraftTree
 from starsd_edge.types import Float32Array
 
-__all__ = ["SIZES", "measure_costs", "measure_invariance"]
+__all__ = ["SIZES", "closer_than", "measure_costs", "measure_invariance", "probe_tokens"]
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 PAST_TOKENS = 128  # a short chat's context
 MIN_ROUNDS = 3
 PROBE_PAST_TOKENS = 24
 PROBE_SIZES = (2, 3, 4, 8, 16)
+MARGIN_STEPS = 64
 HOPELESS_NOISE = 0.1  # logits; above it a margin guard would settle every other token by a plain forward
 
 
@@ -64,6 +65,21 @@ def measure_invariance(target: Target) -> Invariance:
         same = same and np.array_equal(together[path], alone)
     target.truncate(0)
     return Invariance(bitwise=same, noise=noise, exact_tree=same or noise < HOPELESS_NOISE)
+
+
+def closer_than(target: Target, margin: float) -> float:
+    """Share of greedy plain steps whose best token won by less than `margin` logits: what the margin guard
+    would not trust a tree with."""
+    target.truncate(0)
+    logits = target.prefill(probe_tokens(target, PROBE_PAST_TOKENS)).logits[0]
+    close = 0
+    for _ in range(MARGIN_STEPS):
+        close += float(np.ptp(np.partition(logits, -2)[-2:])) < margin
+        tree = DraftTree.root_only(int(logits.argmax()), target.kv_len + 1)
+        logits = target.forward(tree).logits[0]
+        target.keep([0])
+    target.truncate(0)
+    return close / MARGIN_STEPS
 
 
 def probe_tokens(target: Target, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

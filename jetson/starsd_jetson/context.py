@@ -52,6 +52,7 @@ class ContextTarget(ABC):
     """A roles.Target; a runtime adds `open` and `run`, and may lower `max_tree_size`."""
 
     flavour: ClassVar[str]  # of the bundles it runs
+    uses_threads: ClassVar[bool] = True  # of a CPU, as many as it is told
     prefill_chunk: ClassVar[int] = 128  # rows a pass: bound by arithmetic, yet few enough to stay in cache
 
     def __init__(self, spec: TargetSpec, cache: RowCache) -> None:

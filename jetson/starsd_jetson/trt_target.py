@@ -35,6 +35,7 @@ class TrtTarget(ContextTarget):
     """A roles.Target over one context of one bundle of flavour tensorrt."""
 
     flavour = "tensorrt"
+    uses_threads = False
     prefill_chunk = PREFILL_ROWS
 
     def __init__(self, bundle: Bundle, session: TrtSession, max_len: int | None = None) -> None:

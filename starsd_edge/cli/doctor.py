@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from starsd_edge.errors import StarSDError
+from starsd_edge.errors import StarSDError, UsageError
 from starsd_edge.extras import install_hint
 
 __all__ = ["Finding", "Grade", "command", "examine"]
@@ -59,16 +59,24 @@ EXTRAS = (
 )
 # These install the same module: with both, which one loads is chance.
 EXCLUDING = ("onnxruntime", "onnxruntime-gpu")
+MEASURED_CONTEXT = 512  # tokens: more than any measurement needs
 
 
 @click.command()
-@click.option("--measure", is_flag=True, help="Load the embedded model, and measure its speed and exactness.")
+@click.option("--measure", is_flag=True, help="Load a model, and measure its speed and exactness here.")
+@click.option(
+    "--bundle",
+    metavar="DIR",
+    help="Which one; otherwise that of the settings file, and the embedded one without.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
-def command(*, measure: bool, as_json: bool) -> None:
+def command(*, measure: bool, bundle: str | None, as_json: bool) -> None:
     """Tell what this machine can be: target, draft service, deployer. Changes nothing."""
+    if bundle is not None and not measure:
+        raise UsageError("--bundle is what --measure loads: give both")
     findings = list(examine())
     if measure:
-        findings += exactness()
+        findings += measured(bundle)
     if as_json:
         click.echo(json.dumps([{**asdict(f), "grade": f.grade.value} for f in findings]))
         return
@@ -198,25 +206,42 @@ def accelerator(role: str) -> str:
     return f" on {cuda.get_device_name(0)}" if cuda.is_available() else " on the CPU"
 
 
-def exactness() -> Iterator[Finding]:
-    """Speed of the embedded model here, and whether trees decide as plain steps do (row-invariance)."""
+def measured(bundle: str | None) -> Iterator[Finding]:
+    """Speed of a model here, in the runtime that serves it, and whether trees decide as plain steps do."""
     try:
-        bundle_path = importlib.import_module("starsd_jetson.embedded").bundle_path
-        calibrate = importlib.import_module("starsd_jetson.calibrate")
-        target_class = importlib.import_module("starsd_jetson.onnx_target").OnnxTarget
-        bundle_class = importlib.import_module("starsd_edge.bundle").Bundle
-        target = target_class.load(bundle_class.open(bundle_path("int8")), None)
-        curve = calibrate.measure_costs(target)
-        invariance = calibrate.measure_invariance(target)
+        yield from measure_bundle(bundle)
     except (ImportError, StarSDError) as error:
-        yield Finding("measured", Grade.MISSING, f"the embedded model does not run here: {error}")
-        return
-    sizes = ", ".join(f"{n} rows {curve(n) / curve(1):.1f}x" for n in (4, 16))
-    yield Finding("measured", Grade.OK, f"embedded model, int8: {1 / curve(1):.1f} tokens/s plain; {sizes}")
+        yield Finding("measured", Grade.MISSING, f"{bundle or 'the model'} does not run here: {error}")
+
+
+def measure_bundle(bundle: str | None) -> Iterator[Finding]:
+    from starsd_edge.cli.runtime import EMBEDDED, ModelChoice, open_bundle, read_ahead, target_class
+    from starsd_edge.config import read_config
+    from starsd_edge.decoding.decoder import GUARD_PER_NOISE
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    calibrate = importlib.import_module("starsd_jetson.calibrate")
+    opened = open_bundle(ModelChoice(bundle or read_config().chat.bundle or EMBEDDED), tell)
+    runtime = target_class(opened.manifest)
+    read_ahead(opened, runtime.files_read(opened), tell)
+    target = runtime.load(opened, None, MEASURED_CONTEXT)
+    curve, invariance = calibrate.measure_costs(target), calibrate.measure_invariance(target)
+    costs = ", ".join(f"{size} rows {curve(size) / curve(1):.1f}x" for size in curve.sizes[1:])
+    name = f"{opened.manifest.identity.name}, {opened.manifest.quantisation} on {opened.manifest.flavour}"
+    yield Finding(
+        "measured", Grade.OK, f"{name}: {1 / curve(1):.1f} tokens/s plain, {curve(1) * 1e3:.1f} ms; {costs}"
+    )
     if invariance.bitwise:
         yield Finding("measured", Grade.OK, "row-invariant to the bit: trees decide as plain steps do")
     elif invariance.exact_tree:
-        found = f"rows differ by up to {invariance.noise:.2g}: close decisions are settled by a plain step"
+        margin = GUARD_PER_NOISE * invariance.noise
+        rate = calibrate.closer_than(target, margin)
+        found = (
+            f"rows differ by up to {invariance.noise:.2g}: decisions closer than {margin:.2g}, {rate:.0%} "
+            "here, are settled by a plain step each"
+        )
         yield Finding("measured", Grade.OK, found)
     else:
         found = f"rows differ by {invariance.noise:.2g}: exact only when decoding plainly"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,15 +120,15 @@ def open_speaker(
         service=service.address if service else "",
     )
     runtime = target_class(manifest)
-    read_ahead(bundle, report)
-    first = runtime.load(bundle, choice.threads)
+    read_ahead(bundle, runtime.files_read(bundle), report)
+    first = runtime.load(bundle, choice.threads, max_len)
     exactness = Exactness.INEXACT if draft == "inexact" else Exactness.EXACT
     curve = _costs(first, service, exactness, report)
     unused: list[Target] = [first]
 
     def open_pair() -> Pair:
         # Contexts share the loaded weights; each has its own cache.
-        target = unused.pop() if unused else runtime(bundle, first.session)
+        target = unused.pop() if unused else runtime(bundle, first.session, max_len)
         if curve is None:
             return Pair(target, None, PlainPolicy())
         drafter = service.open_drafter(manifest, curve, max_len) if service is not None else None
@@ -165,14 +165,17 @@ def open_board() -> Board:
 
 
 def read_ahead(
-    bundle: Bundle, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    bundle: Bundle,
+    names: Collection[str],
+    report: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Bring the weights into the system's cache, saying how far it is once that takes long: the runtime that
-    reads them next says nothing until it is done. What was changed since it was hashed last is hashed.
+    """Bring what a runtime reads of the bundle into the system's cache, saying how far it is once that takes
+    long: the runtime says nothing until it is done. What was changed since it was hashed last is hashed.
 
     Raises BundleError for a file that is not what was exported.
     """
-    files = bundle.manifest.files
+    files = {name: bundle.manifest.files[name] for name in names}
     whole = known_whole(bundle)
     total, done = sum(entry.num_bytes for entry in files.values()), 0
     said_s = clock()
@@ -188,8 +191,8 @@ def read_ahead(
                     report(f"loading {bundle.path.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
         if digest is not None and digest.hexdigest() != entry.sha256:
             raise damaged(bundle.path, name)
-    if len(whole) < len(files):
-        remember_whole(bundle)
+    if not whole.issuperset(files):
+        remember_whole(bundle, whole.union(files))
 
 
 def _costs(

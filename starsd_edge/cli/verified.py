@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from starsd_edge.bundle import Bundle
@@ -27,10 +28,10 @@ def known_whole(bundle: Bundle) -> frozenset[str]:
     return frozenset(name for name in bundle.manifest.files if known.get(name) == state_of(bundle, name))
 
 
-def remember_whole(bundle: Bundle) -> None:
-    """All files have the hash of the manifest. A note that cannot be written costs time and nothing else."""
+def remember_whole(bundle: Bundle, names: Collection[str]) -> None:
+    """These files have the hash of the manifest. A note that cannot be written only costs time."""
     note = note_of(bundle)
-    states = {name: state_of(bundle, name) for name in bundle.manifest.files}
+    states = {name: state_of(bundle, name) for name in names}
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         part = note.with_suffix(".part")

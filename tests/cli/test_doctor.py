@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from starsd_edge.cli.doctor import EXTRAS, Finding, Grade, packages, runtimes
+from starsd_edge.cli.doctor import EXTRAS, Finding, Grade, command, measured, packages, runtimes
+from starsd_edge.errors import UsageError
+from starsd_jetson.export import ExportSettings
+from tests.cli.tiny_bundle import make_bundle
+from tests.jetson.fake_tensorrt import Context, install
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,5 +81,65 @@ def test_measuring_tells_the_speed_and_whether_trees_are_exact(tmp_path: Path) -
     measured = [finding for finding in json.loads(done.stdout) if finding["role"] == "measured"]
     assert ["ok", "ok"] == [finding["grade"] for finding in measured]
     speed, exactness = (finding["found"] for finding in measured)
-    assert re.search(r"int8: \d+\.\d tokens/s plain; 4 rows \d+\.\dx, 16 rows \d+\.\dx", speed)
+    assert re.search(
+        r"int8 on onnxruntime: \d+\.\d tokens/s plain, \d+\.\d ms; 2 rows \d+\.\dx, 4 rows .*64 rows",
+        speed,
+    )
     assert "row-invariant to the bit" in exactness
+
+
+@pytest.fixture(scope="module")
+def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> str:
+    settings = ExportSettings(quant="fp16", flavour="tensorrt", chat_template="chatml")
+    return str(make_bundle(tmp_path_factory.mktemp("bundle"), settings))
+
+
+@pytest.mark.parametrize(
+    ("noise", "grade", "said"),
+    [
+        (
+            0.0,
+            Grade.OK,
+            r"differ by up to 0\.\d+: decisions closer than 0\.\d+, \d+% here, are settled",
+        ),
+        (1.0, Grade.WARNING, "exact only when decoding plainly"),
+    ],
+)
+def test_a_bundle_is_measured_in_the_runtime_that_serves_it(
+    noise: float,
+    grade: Grade,
+    said: str,
+    for_tensorrt: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a board with TensorRT and without ONNX Runtime."""
+    install(monkeypatch, "10.3.0", tmp_path / "cache")
+    monkeypatch.setattr(Context, "noise", noise)
+    speed, exactness = measured(for_tensorrt)
+    assert speed.grade is Grade.OK
+    assert re.search(r"fp16 on tensorrt: \d+\.\d tokens/s plain, .*64 rows \d+\.\dx", speed.found)
+    assert exactness.grade is grade
+    assert re.search(said, exactness.found)
+
+
+def test_the_model_of_the_settings_file_is_measured(
+    for_tensorrt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a deployed board that is the one it serves."""
+    install(monkeypatch, "10.3.0", tmp_path / "cache")
+    monkeypatch.setenv("STARSD_CONFIG", str(tmp_path))
+    (tmp_path / "config.toml").write_text(f'[chat]\nbundle = "{for_tensorrt}"\n')
+    speed, _ = measured(None)
+    assert "fp16 on tensorrt" in speed.found
+
+
+def test_a_bundle_that_does_not_run_here_says_why(tmp_path: Path) -> None:
+    (finding,) = measured(str(tmp_path))
+    assert finding.grade is Grade.MISSING
+    assert "not a bundle" in finding.found
+
+
+def test_a_bundle_without_measuring_is_a_slip() -> None:
+    with pytest.raises(UsageError, match="--measure"):
+        CliRunner().invoke(command, ["--bundle", "somewhere"], catch_exceptions=False)

@@ -32,7 +32,7 @@ def test_loading_tells_how_far_it_is_once_it_takes_long(bundle: Bundle) -> None:
             now += READ_REPORT_S + 1.0
 
     said: list[str] = []
-    read_ahead(bundle, said.append, slow().__next__)
+    read_ahead(bundle, bundle.manifest.files, said.append, slow().__next__)
     assert said
     assert all(line.startswith("loading tiny: ") for line in said)
     assert said[-1].endswith(" GB")
@@ -44,21 +44,31 @@ def test_a_changed_byte_is_found_on_load_and_what_is_known_is_not_hashed_again(
     monkeypatch.setenv("STARSD_CACHE", str(tmp_path / "cache"))
     bundle = Bundle.open(make_bundle(tmp_path))
     assert set() == known_whole(bundle)
-    read_ahead(bundle, lambda line: None)
+    read_ahead(bundle, bundle.manifest.files, lambda line: None)
     assert set(bundle.manifest.files) == known_whole(bundle)
     for name in bundle.manifest.files:
         file = bundle.path / name
         content = file.read_bytes()
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(BundleError, match=f"{name} is damaged"):
-            read_ahead(bundle, lambda line: None)
+            read_ahead(bundle, bundle.manifest.files, lambda line: None)
         file.write_bytes(content)
-    read_ahead(bundle, lambda line: None)
+    read_ahead(bundle, bundle.manifest.files, lambda line: None)
+
+
+def test_only_what_is_read_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who runs an engine reads none of the weights that it was built from."""
+    monkeypatch.setenv("STARSD_CACHE", str(tmp_path / "cache"))
+    bundle = Bundle.open(make_bundle(tmp_path))
+    read_ahead(bundle, ["tokenizer.json"], lambda line: None)
+    assert {"tokenizer.json"} == known_whole(bundle)
+    read_ahead(bundle, ["model.onnx"], lambda line: None)
+    assert {"tokenizer.json", "model.onnx"} == known_whole(bundle)
 
 
 def test_loading_that_is_quick_says_nothing(bundle: Bundle) -> None:
     said: list[str] = []
-    read_ahead(bundle, said.append, lambda: 0.0)
+    read_ahead(bundle, bundle.manifest.files, said.append, lambda: 0.0)
     assert [] == said
 
 

@@ -13,9 +13,10 @@ from tests.core.text.vocabularies import byte_level
 
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS = 64, 96, 2, 4, 2
 MAX_LEN = 512
+SETTINGS = ExportSettings(quant="fp32", chat_template="chatml")
 
 
-def make_bundle(folder: Path) -> Path:
+def make_bundle(folder: Path, settings: ExportSettings = SETTINGS) -> Path:
     """`folder`/tiny, a bundle."""
     source, bundle = folder / "source", folder / "tiny"
     source.mkdir()
@@ -44,7 +45,7 @@ def make_bundle(folder: Path) -> Path:
     )
     (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     save_file(_weights(vocab_size), str(source / "model.safetensors"))
-    export(source, bundle, ExportSettings(quant="fp32", chat_template="chatml"))
+    export(source, bundle, settings)
     return bundle
 
 

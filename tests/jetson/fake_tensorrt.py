@@ -158,6 +158,8 @@ class Runner:
 
 
 class Context:
+    noise = 0.0  # logits: a pass of several rows differs by up to that much, as float16 kernels do
+
     def __init__(self, engine: Runner) -> None:
         self.engine = engine
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -195,7 +197,13 @@ class Context:
             shape = (asked if name == "logits" else rows, *tensor.shape[1:])
             binding.bind_output(name, "cpu", 0, tensor.type, shape, self.addresses[name])
         self.engine.session.run_with_iobinding(binding)
+        if rows > 1 and self.noise:
+            self.disturb(self.addresses["logits"], asked * self.engine.outputs["logits"].shape[1])
         return True
+
+    def disturb(self, address: int, count: int) -> None:
+        logits = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+        logits += np.random.default_rng(0).uniform(-self.noise, self.noise, count).astype(np.float32)
 
 
 def len_of(shape: tuple[int, ...]) -> int:
