@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from starsd_edge.types import BoolArray, FeatureArray, Float32Array, TokenArray
+from starsd_edge.types import FeatureArray, Float32Array, TokenArray
 from starsd_server.heads.candidates import candidates
 from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth
 from starsd_server.kv_cache import KvCache
@@ -55,8 +55,8 @@ class SessionRows:
     # The step before: its output, and where this session's rows begin in it.
     output: Tensor | None = field(default=None, repr=False)
     output_start: int = 0
-    last_rows: int = 0  # and how many they are
-    ancestors: BoolArray | None = field(default=None, repr=False)  # [t, t] tree rows that a tree row sees
+    # [b, t] -inf where a row of the tree's newest level does not see a tree row
+    blocked: Float32Array | None = field(default=None, repr=False)
 
     @property
     def beams(self) -> Beams:
@@ -66,7 +66,7 @@ class SessionRows:
         return self.growth.beams
 
     def drop_tree(self) -> None:
-        self.growth = self.output = self.ancestors = None
+        self.growth = self.output = self.blocked = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Refused:
 
 Outcome: TypeAlias = Advanced | TreeReady | Refused
 
-NOTHING, BLOCKED = np.float32(0), np.float32(-np.inf)
+BLOCKED = np.float32(-np.inf)
 NO_TREE = TreeReady(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
@@ -323,48 +323,47 @@ class Engine(OwnThread):
         # [kv, n, groups, D]: the rows of a session times its groups are then one matrix per KV head.
         queries = (q * self._scale).view(n, kv_heads, self._groups, width).transpose(0, 1).contiguous()
         fresh = torch.stack((k, v)).transpose(1, 2)  # [2, kv, n, D]
-        mixed = torch.empty_like(queries)
+        mixed: list[Tensor] = []  # [kv, rows, groups, D] of each block
         for block in blocks:
-            slot, start, rows = block.item.session.slot, block.start, block.end - block.start
-            self.kv.append(slot, fresh.narrow(2, start, rows))
-            keys, values = self.kv.rows(slot).unbind(0)  # [kv, len, D]
-            scores = torch.bmm(queries.narrow(1, start, rows).flatten(1, 2), keys.transpose(1, 2))
+            slot, rows = block.item.session.slot, block.end - block.start
+            self.kv.append(slot, fresh.narrow(2, block.start, rows))
+            keys, values = self.kv.rows(slot)  # [kv, len, D]
+            scores = torch.bmm(queries.narrow(1, block.start, rows).flatten(1, 2), keys.transpose(1, 2))
             mask = self._mask(block.item, rows)
             if mask is not None:
-                scores.narrow(2, scores.shape[2] - mask.shape[1], mask.shape[1]).add_(mask)
+                by_row = scores.view(kv_heads, rows, self._groups, -1)
+                by_row.narrow(3, by_row.shape[3] - mask.shape[2], mask.shape[2]).add_(mask)
             weights = torch.softmax(scores, -1, dtype=torch.float32)
             if weights.dtype is not values.dtype:
                 weights = weights.to(values.dtype)
-            own = torch.bmm(weights, values).view(kv_heads, rows, self._groups, width)
-            mixed.narrow(1, start, rows).copy_(own)
-        return mixed.transpose(0, 1).reshape(n, heads, width)
+            mixed.append(torch.bmm(weights, values).view(kv_heads, rows, self._groups, width))
+        together = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
+        return together.transpose(0, 1).reshape(n, heads, width)
 
     def _mask(self, item: WorkItem, rows: int) -> Tensor | None:
-        """What a row must not see among the last rows of its slot: float [rows * groups, m], or None."""
+        """What a row must not see among the last rows of its slot: float [rows, 1, m], or None."""
         if isinstance(item, Grow):
-            return self._blocked(self._sees(item.session, rows))
+            return self._masking(self._blocked(item.session, rows))
         if rows == 1:
             return None
         mask = self._causal.get(rows)
         if mask is None:
-            mask = self._causal[rows] = self._blocked(np.tri(rows, dtype=np.bool_))
+            mask = self._causal[rows] = self._masking(np.triu(np.full((rows, rows), BLOCKED), 1))
         return mask
 
-    def _blocked(self, sees: BoolArray) -> Tensor:
-        blocked = np.where(sees, NOTHING, BLOCKED).repeat(self._groups, axis=0)
-        return torch.from_numpy(blocked).to(self._head.device, self._head.dtype)
+    def _masking(self, blocked: Float32Array) -> Tensor:
+        return torch.from_numpy(blocked).to(self._head.device, self._head.dtype).unsqueeze(1)
 
-    def _sees(self, session: SessionRows, rows: int) -> BoolArray:
-        """bool [rows, t + rows] for new tree rows behind the t that are there: ancestors and itself."""
+    def _blocked(self, session: SessionRows, rows: int) -> Float32Array:
+        """float32 [rows, t + rows] of new tree rows behind t older ones: 0 at ancestors and itself."""
         before = self.kv.length(session.slot) - rows - session.committed
-        grown = np.eye(before + rows, dtype=np.bool_)
+        blocked = np.full((rows, before + rows), BLOCKED)
         if before:
-            assert session.ancestors is not None
-            grown[:before, :before] = session.ancestors
-            last_level = before - session.last_rows
-            grown[before:, :before] = session.ancestors[last_level + session.beams.parents]
-        session.ancestors = grown
-        return grown[before:]
+            assert session.blocked is not None
+            blocked[:, :before] = session.blocked[session.beams.parents]
+        blocked.reshape(-1)[before :: before + rows + 1] = 0.0  # itself
+        session.blocked = blocked
+        return blocked
 
     def _collect(self, blocks: list[_Block], output: Tensor | None, outcomes: list[Outcome]) -> None:
         """Score the rows that offer children and grow the trees."""
@@ -377,7 +376,7 @@ class Engine(OwnThread):
             return
         chosen = self._scored_rows(wanting, output)
         top_k = max(self._limits(b.item).top_k for b in wanting)
-        best, ids = candidates(self._head.logits(chosen), top_k)
+        best, ids = candidates(self._head.log_probs(chosen), top_k)
         log_probs, tokens = best.cpu().numpy(), ids.cpu().numpy()
         finite = np.isfinite(log_probs).all(axis=1)
         row = 0
@@ -407,7 +406,7 @@ class Engine(OwnThread):
             if block.end > block.start:
                 rows.append(np.arange(block.end - 1, block.end))
                 continue
-            session.output, session.output_start, session.last_rows = session.tip, 0, 1
+            session.output, session.output_start = session.tip, 0
             parts.extend(_gather(output, rows))
             rows = []
             parts.append(session.tip)
@@ -419,9 +418,9 @@ class Engine(OwnThread):
         session = block.item.session
         session.output = output
         if isinstance(block.item, Grow):
-            session.output_start, session.last_rows = block.start, block.end - block.start
+            session.output_start = block.start
             return
-        session.output_start, session.last_rows = block.end - 1, 1
+        session.output_start = block.end - 1
         session.committed = self.kv.length(session.slot)
         # A copy: a view would keep the whole step's output alive while the session idles.
         session.tip = output[block.end - 1 : block.end].clone()

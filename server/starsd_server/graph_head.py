@@ -66,10 +66,10 @@ class GraphHead:
         (output,) = self._after({"x": x.numpy(), "mixed": mixed.flatten(1).numpy()})
         return _marked(output, hidden, mixed.flatten(1))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See `EagleHead.logits`."""
-        (scores,) = self._scores({"hidden": hidden.numpy()})
-        return _marked(scores, hidden)
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """[n, H] -> [n, draft V] the log-softmax of `EagleHead.logits`."""
+        (log_probs,) = self._scores({"hidden": hidden.numpy()})
+        return _marked(log_probs, hidden)
 
 
 def _marked(rows: Tensor, *sources: Tensor) -> Tensor:
@@ -146,12 +146,13 @@ def _after(head: EagleHead) -> _Session:
 
 
 def _scores(head: EagleHead) -> _Session:
-    """[n, H] -> [n, draft V]"""
+    """[n, H] -> [n, draft V] log-probabilities"""
     c, graph = head.config, _Graph()
     hidden = graph.input("hidden", c.hidden_size)
     if head.out_norm is not None:
         hidden = graph.norm(hidden, head.out_norm)
-    graph.output(graph.linear([hidden], head.lm_head), c.draft_vocab_size)
+    (log_probs,) = graph.op("LogSoftmax", graph.linear([hidden], head.lm_head), axis=-1)
+    graph.output(log_probs, c.draft_vocab_size)
     return graph.session()
 
 

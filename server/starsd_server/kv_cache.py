@@ -27,6 +27,7 @@ class KvCache:
         # Zeroed lazily by the system: a slot costs memory from the rows that were written to it.
         self._rows = torch.zeros(shape, dtype=dtype, device=device)
         self._slots = list(self._rows.unbind(0))
+        self._keys_values = [slot.unbind(0) for slot in self._slots]
         self._lengths = [0] * slots
         self.max_len = max_len
 
@@ -65,6 +66,8 @@ class KvCache:
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
         self._lengths[slot] = length
 
-    def rows(self, slot: int) -> Tensor:
-        """All rows of the slot and nothing else: a view of [2, kv_heads, len, D]."""
-        return self._slots[slot].narrow(2, 0, self._lengths[slot])
+    def rows(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of all rows of the slot and of nothing else: views of [kv_heads, len, D]."""
+        keys, values = self._keys_values[slot]
+        length = self._lengths[slot]
+        return keys.narrow(1, 0, length), values.narrow(1, 0, length)

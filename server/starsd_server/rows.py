@@ -113,29 +113,29 @@ class BlockLinear(nn.Module):
 
 
 class _Network(Protocol):
-    """The calls of an `EagleHead`, over [n] rows."""
+    """What a RowHead runs: an EagleHead's calls over [n] rows."""
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor: ...
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def log_probs(self, hidden: Tensor) -> Tensor: ...
 
 
-class _SwappedHead:
-    """An EagleHead whose products are other modules'."""
+class _TorchHead:
+    """An EagleHead whose products are what `linear` makes of weight, bias and the parts of the input."""
 
-    def __init__(self, head: EagleHead, swap: Callable[[Tensor, Tensor | None, int], nn.Module]) -> None:
+    def __init__(self, head: EagleHead, linear: Callable[[Tensor, Tensor | None, int], nn.Module]) -> None:
         eagle3 = head.config.kind is HeadKind.EAGLE3
         parts = {"qkv_proj": 2} if eagle3 else {"fc": 2, "qkv_proj": 1}
         for name in (*parts, "o_proj", "gate_up_proj", "down_proj"):
-            linear = getattr(head, name)
-            setattr(head, name, swap(linear.weight, linear.bias, parts.get(name, 1)))
-        self._lm_head = swap(head.lm_head.detach(), None, 1)
+            layer = getattr(head, name)
+            setattr(head, name, linear(layer.weight, layer.bias, parts.get(name, 1)))
+        self._lm_head = linear(head.lm_head.detach(), None, 1)
         head.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)  # held by _lm_head alone
-        self._head, self.forward = head, head.forward
+        self._out_norm, self.forward = head.out_norm, head.forward
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        norm = self._head.out_norm
-        return self._lm_head(hidden if norm is None else norm(hidden))  # type: ignore[no-any-return]  # nn.Module
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        logits = self._lm_head(hidden if self._out_norm is None else self._out_norm(hidden))
+        return torch.log_softmax(logits.float(), dim=-1)
 
 
 class RowHead:
@@ -151,19 +151,7 @@ class RowHead:
             precision, torch.float32
         )
         self._embedding_bytes = head.embedding.nbytes
-        self._network: _Network
-        if precision is Precision.INT8 and self.num_weights <= MAX_WEIGHTS and graphs_available():
-            self._network = GraphHead(head)
-        elif precision is Precision.INT8:
-            if not int8_available():
-                raise UsageError(
-                    "this torch has no exact and fast int8 products on this CPU: use --precision float32"
-                )
-            self._network = _SwappedHead(head, Int8Linear)
-        elif precision is Precision.FLOAT32:
-            self._network = _SwappedHead(head, _block_linear)
-        else:
-            self._network = head.to(self.dtype)
+        self._network = self._prepared(head)
 
     @property
     def num_weights(self) -> int:
@@ -186,9 +174,30 @@ class RowHead:
         """`EagleHead.forward` over [n] rows."""
         return self._network.forward(tokens, hidden, positions, attend)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, H] -> [n, draft V]"""
-        return self._network.logits(hidden)
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """[n, H] -> float32 [n, draft V]; where `hidden` is not finite, a row holds a NaN."""
+        return self._network.log_probs(hidden)
+
+    def _prepared(self, head: EagleHead) -> _Network:
+        if self.precision is Precision.FLOAT32:
+            return _TorchHead(head, _block_linear)
+        if self.precision is not Precision.INT8:
+            return _TorchHead(head.to(self.dtype), _plain_linear)
+        if self.num_weights <= MAX_WEIGHTS and graphs_available():
+            return GraphHead(head)
+        if not int8_available():
+            raise UsageError(
+                "this torch has no exact and fast int8 products on this CPU: use --precision float32"
+            )
+        return _TorchHead(head, Int8Linear)
+
+
+def _plain_linear(weight: Tensor, bias: Tensor | None, parts: int) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 def _block_linear(weight: Tensor, bias: Tensor | None, parts: int) -> BlockLinear:

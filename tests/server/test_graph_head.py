@@ -59,7 +59,8 @@ def test_it_computes_what_the_head_in_float32_does(kind: HeadKind) -> None:
     head = random_head(kind)
     int8, arguments = GraphHead(head), inputs()
     expected, found = head.forward(*arguments, own_row_only), int8.forward(*arguments, own_row_only)
-    for theirs, ours in ((expected, found), (head.logits(expected), int8.logits(expected))):
+    log_probs = head.logits(expected).log_softmax(-1)
+    for theirs, ours in ((expected, found), (log_probs, int8.log_probs(expected))):
         assert torch.allclose(theirs, ours, atol=NOISE * float(theirs.abs().max()))
 
 
@@ -68,13 +69,13 @@ def test_it_computes_what_the_head_in_float32_does(kind: HeadKind) -> None:
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(kind: HeadKind) -> None:
     head = GraphHead(random_head(kind))
     together = head.forward(*inputs(), own_row_only)
-    scores = head.logits(together)
+    scores = head.log_probs(together)
     for rows in (1, 2, 3, 5, 8, 13, 16, 33):
         for start in (0, 1, 30, ROWS - rows):
             own = slice(start, start + rows)
             alone = head.forward(*(part[own] for part in inputs()), own_row_only)
             assert torch.equal(together[own], alone)
-            assert torch.equal(scores[own], head.logits(alone))
+            assert torch.equal(scores[own], head.log_probs(alone))
 
 
 @pytest.mark.parametrize("kind", list(HeadKind))
@@ -84,9 +85,9 @@ def test_a_row_that_is_not_finite_shows_it_and_leaves_the_others_alone(kind: Hea
     """The largest magnitude of a row, by which it is quantised, passes over a NaN."""
     head = GraphHead(random_head(kind))
     tokens, hidden, positions = inputs()
-    clean = head.logits(head.forward(tokens, hidden, positions, own_row_only))
+    clean = head.log_probs(head.forward(tokens, hidden, positions, own_row_only))
     hidden[7, 11] = poison
-    scores = head.logits(head.forward(tokens, hidden, positions, own_row_only))
+    scores = head.log_probs(head.forward(tokens, hidden, positions, own_row_only))
     assert [7] == torch.nonzero(~torch.isfinite(scores).all(1)).flatten().tolist()
     others = torch.arange(ROWS) != 7
     assert torch.equal(clean[others], scores[others])
