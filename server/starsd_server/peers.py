@@ -16,11 +16,12 @@ from starsd_edge.errors import ResourceError
 from starsd_edge.link.keys import KeyPair, fingerprint
 from starsd_edge.link.sockets import ZAP_DOMAIN, SyncSocket, check_private, service_socket
 from starsd_edge.link.trust import TrustStore
-from starsd_edge.link.zap import Authenticator, Knock, check_stranger_is_refused
+from starsd_edge.link.zap import Authenticator, FullError, Knock, check_stranger_is_refused
 from starsd_edge.monitor.publish import SnapshotPublisher
 from starsd_edge.protocol.messages import Hello
 from starsd_edge.protocol.telemetry import RefusedPeer
 from starsd_server.config import ServiceConfig
+from starsd_server.connections import Connections
 
 __all__ = ["REFRESH_S", "Farewell", "KeyedPeers", "LocalPeers", "Peers", "open_peers"]
 
@@ -136,7 +137,8 @@ class KeyedPeers:
         self._refused: OrderedDict[str, RefusedPeer] = OrderedDict()
         self._refused_at: dict[str, float] = {}
         self._stranger = KeyPair.generate("stranger")  # the self-test's
-        self._zap = Authenticator(context, self._find, self._on_knock)
+        self._connections = Connections()
+        self._zap = Authenticator(context, self._find, self._on_knock, self._connections.look)
         self._zap.start()
         self._keys: OrderedDict[bytes, str] = OrderedDict()  # of each connection
         self._looked = self._trust.changes
@@ -144,17 +146,26 @@ class KeyedPeers:
 
     def open_socket(self) -> SyncSocket:
         socket = service_socket(self._context, self._own)
+        self._connections.watch(socket)
         check_stranger_is_refused(self._context, socket, self._own.key.public, self._stranger)
         return socket
 
     def open_publisher(self, endpoint: str) -> SnapshotPublisher:
         secret = self._own.secret.encode()
-        return SnapshotPublisher(self._context, endpoint, secret_key=secret, zap_domain=ZAP_DOMAIN)
+        return SnapshotPublisher(
+            self._context,
+            endpoint,
+            secret_key=secret,
+            zap_domain=ZAP_DOMAIN,
+            watch=self._connections.watch,
+        )
 
     def device_of(self, route: bytes, frame: zmq.Frame) -> str | None:
         public = str(frame.get("User-Id"))
         device = self._name_of(public, self._trust.device_of)
         if device is not None:
+            if route not in self._keys:
+                self._connections.spoke(frame.get(zmq.SRCFD), public)
             remember(self._keys, route, public)
         return device
 
@@ -182,7 +193,10 @@ class KeyedPeers:
         return [Farewell(device, told) for device, told in routes.items()]
 
     def _find(self, public: str) -> str | None:
-        return self._name_of(public, self._trust.find)
+        device = self._name_of(public, self._trust.find)
+        if device is not None and not self._connections.admit(public):
+            raise FullError(f"{device} has as many connections as it may")
+        return device
 
     def _name_of(self, public: str, look_up: Callable[[str], str | None]) -> str | None:
         """Whoever holds the service's own key could be the service: it watches and tries itself with it."""

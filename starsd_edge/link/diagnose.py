@@ -7,8 +7,9 @@ import socket
 
 import zmq
 
-__all__ = ["handshake_trouble", "wants_keys", "why_unreachable"]
+__all__ = ["FULL_STATUS", "handshake_trouble", "wants_keys", "why_unreachable"]
 
+FULL_STATUS = 500  # in ZAP's answer (ZeroMQ RFC 27), for a device that is known and has too many connections
 TCP_PATIENCE_S = 1.0
 # ZMTP 3 (ZeroMQ RFC 23): both sides begin with a signature, a version, the name of a security mechanism,
 # and more that is of no use here. Whoever has heard signature and major version tells all of its own.
@@ -59,8 +60,13 @@ def why_unreachable(address: str) -> str:
     return f"{address} takes connections, and does not answer like a draft service"
 
 
-def handshake_trouble(event: int, address: str, fingerprint: str | None) -> str:
-    """What a failed security handshake most likely means, and what to do."""
+def handshake_trouble(event: int, status: int, address: str, fingerprint: str | None) -> str:
+    """What a failed security handshake most likely means, and what to do. `status` is the monitor's value."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and status == FULL_STATUS:
+        return (
+            f"the draft service at {address} takes no more connections of this device: it has as many as it "
+            f"may; end programs that hold them"
+        )
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return (
             f"the draft service at {address} does not know this device's key {fingerprint or '(none)'}: "

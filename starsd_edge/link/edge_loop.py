@@ -171,9 +171,9 @@ class EdgeLoop:
             monitor = self._monitor
             if monitor is None or not monitor.poll(0):
                 return
-            self._note(monitor_event(monitor.recv_multipart())[0])
+            self._note(*monitor_event(monitor.recv_multipart()))
 
-    def _note(self, event: int) -> None:
+    def _note(self, event: int, value: int) -> None:
         keys = self._places.current.keys
         fingerprint = keys.own.key.fingerprint if keys else None
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -181,7 +181,7 @@ class EdgeLoop:
                 self._obey(self._connection.connected(time.monotonic()))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             with self.changed:
-                reason = handshake_trouble(event, self.address, fingerprint)
+                reason = handshake_trouble(event, value, self.address, fingerprint)
                 self._obey(self._connection.denied(reason, time.monotonic()))
         elif event == zmq.EVENT_DISCONNECTED:
             if self._connection.state is not EdgeState.CONNECTING:
@@ -189,7 +189,7 @@ class EdgeLoop:
         elif event == zmq.EVENT_CONNECT_RETRIED:
             self._lost(why_unreachable(self.address))
         else:
-            self._lost(handshake_trouble(event, self.address, fingerprint))
+            self._lost(handshake_trouble(event, value, self.address, fingerprint))
 
     def _lost(self, reason: str) -> None:
         with self.changed:

@@ -93,7 +93,10 @@ class KeyPair:
 
     @classmethod
     def generate(cls, name: str) -> KeyPair:
+        """A fresh pair. Its public key does not start like an option: it will be a command's argument."""
         public, secret = zmq.curve_keypair()
+        while public.startswith(b"-"):
+            public, secret = zmq.curve_keypair()
         return cls(PublicKey(name, public.decode(), now_iso()), secret.decode())
 
     @classmethod

@@ -139,7 +139,7 @@ def connect(socket: SyncSocket, address: str, keys: EdgeKeys | None) -> None:
         socket.connect(address)
         if not monitor.poll(round(CONNECT_PATIENCE_S * 1e3)):
             raise UnreachableError(why_unreachable(address))
-        event = monitor_event(monitor.recv_multipart())[0]
+        event, status = monitor_event(monitor.recv_multipart())
     except zmq.ZMQError as error:
         raise UnreachableError(f"{address}: {error.strerror}") from None
     finally:
@@ -148,7 +148,7 @@ def connect(socket: SyncSocket, address: str, keys: EdgeKeys | None) -> None:
     if event == zmq.EVENT_CONNECT_RETRIED:
         raise UnreachableError(why_unreachable(address))
     if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-        raise AuthenticationError(handshake_trouble(event, address, fingerprint))
+        raise AuthenticationError(handshake_trouble(event, status, address, fingerprint))
 
 
 class Pinger:

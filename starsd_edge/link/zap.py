@@ -15,19 +15,25 @@ import zmq
 from zmq.utils import z85
 
 from starsd_edge.errors import AuthenticationError, LinkError
+from starsd_edge.link.diagnose import FULL_STATUS
 from starsd_edge.link.keys import KeyPair, fingerprint
 from starsd_edge.link.sockets import ZAP_DOMAIN, EdgeKeys, SyncSocket, edge_socket, monitor_event
 
-__all__ = ["Authenticator", "Knock", "check_stranger_is_refused"]
+__all__ = ["Authenticator", "FullError", "Knock", "check_stranger_is_refused"]
 
 log = logging.getLogger(__name__)
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by the RFC: one handler per context
 ZAP_VERSION = b"1.0"
 ZAP_REQUEST_FRAMES = 7  # version, request id, domain, address, routing id, mechanism, one credential
+REFUSED_STATUS = 400
 POLL_MS = 200
 JOIN_S = 2.0
 SELF_TEST_MS = 3_000
+
+
+class FullError(LinkError):
+    """Raised by whoever is asked for a device: it is known, and has as many connections as it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class Knock:
     address: str
     device: str | None  # None: not let in
     reason: str
+    status: int = REFUSED_STATUS  # where not let in
 
     @property
     def fingerprint(self) -> str:
@@ -47,8 +54,9 @@ class Knock:
 class Authenticator:
     """Answers ZAP requests on a thread of its own. Start it before the socket is bound.
 
-    `device_of` gives the device of a Z85 key or None, and is called on that thread. `on_knock` hears of every
-    decision. Both may raise: that is logged and refuses the peer.
+    `device_of` gives the device of a Z85 key or None, or raises FullError. `on_knock` hears of every
+    decision. `look` is called a few times a second. All are called on that thread, and may raise: that is
+    logged, and refuses the peer.
     """
 
     def __init__(
@@ -56,9 +64,11 @@ class Authenticator:
         context: zmq.Context[SyncSocket],
         device_of: Callable[[str], str | None],
         on_knock: Callable[[Knock], None] = lambda knock: None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._device_of = device_of
         self._on_knock = on_knock
+        self._look = look
         self._stop = threading.Event()
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -82,10 +92,20 @@ class Authenticator:
             while not self._stop.is_set():
                 if self._socket.poll(POLL_MS):
                     self._serve(self._socket.recv_multipart())
+                else:
+                    self._look_around()
         except zmq.ContextTerminated:
             pass
         finally:
             self._socket.close(0)
+
+    def _look_around(self) -> None:
+        try:
+            self._look()
+        except zmq.ContextTerminated:
+            raise
+        except Exception:
+            log.exception("looking after the connections failed")
 
     def _serve(self, request: list[bytes]) -> None:
         """One request, one reply, whatever happens in between."""
@@ -97,7 +117,8 @@ class Authenticator:
             log.exception("a peer is refused because deciding on it failed")
             knock = Knock("", "", None, "internal error")
         if knock.device is None:
-            reply = [ZAP_VERSION, request_id, b"400", knock.reason.encode("ascii", "replace"), b"", b""]
+            status = str(knock.status).encode()
+            reply = [ZAP_VERSION, request_id, status, knock.reason.encode("ascii", "replace"), b"", b""]
         else:
             reply = [ZAP_VERSION, request_id, b"200", b"OK", knock.public.encode(), b""]
         self._socket.send_multipart(reply)
@@ -110,7 +131,10 @@ class Authenticator:
         if (version, domain, mechanism) != (ZAP_VERSION, ZAP_DOMAIN, b"CURVE") or len(credential) != 32:
             return Knock("", where, None, "no CURVE key")
         public = z85.encode(credential).decode()
-        device = self._device_of(public)
+        try:
+            device = self._device_of(public)
+        except FullError as error:
+            return Knock(public, where, None, str(error), FULL_STATUS)
         return Knock(public, where, device, "" if device else "unknown key")
 
 

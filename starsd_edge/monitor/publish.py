@@ -9,6 +9,8 @@ before a watcher is let in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import zmq
 
 from starsd_edge.errors import ResourceError, UsageError
@@ -29,7 +31,8 @@ class SnapshotPublisher:
 
     context     the one whose ZAP handler decides who may watch
     secret_key  the service's CURVE key (z85); may be missing on loopback, ipc and inproc only
-    zap_domain  passed to the ZAP handler
+    zap_domain  passed to the ZAP handler, without which nobody gets in
+    watch       called with the socket before anybody can connect
 
     Raises UsageError for plaintext off this machine, ResourceError when the endpoint cannot be bound.
     """
@@ -41,6 +44,7 @@ class SnapshotPublisher:
         *,
         secret_key: bytes | None = None,
         zap_domain: bytes = b"",
+        watch: Callable[[zmq.Socket[bytes]], None] = lambda socket: None,
     ) -> None:
         if secret_key is None and not is_local(endpoint):
             raise UsageError(
@@ -56,9 +60,11 @@ class SnapshotPublisher:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         if zap_domain:
             self._socket.setsockopt(zmq.ZAP_DOMAIN, zap_domain)
+            self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         if secret_key is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key)
+        watch(self._socket)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:

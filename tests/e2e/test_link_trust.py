@@ -20,6 +20,7 @@ from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket, make_con
 from starsd_edge.protocol.codec import encode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.messages import Head, Ping
+from starsd_server.connections import MAX_CONNECTIONS
 from tests.e2e.drafting import HIDDEN, IDENTITY, PATIENCE_S, PROMPT, VOCAB, Edge, Running, serving
 
 pytestmark = pytest.mark.slow
@@ -178,6 +179,24 @@ def test_strangers_at_the_port_change_nothing_for_those_who_are_in(
         newcomer.drafts_again()
     assert edge.drafter.stats().counters.outages == 0
     assert service.running.memory_mib("gateway") <= MEMORY_MIB
+
+
+def test_a_device_that_opens_connections_without_end_is_stopped_and_told(
+    service: Trusting, new_edge: Callable[..., Edge]
+) -> None:
+    """A trusted one, whose program leaks them. Nobody else waits; when it ends the device gets in again."""
+    edge = new_edge(JET).joined()
+    with make_context() as context, contextlib.ExitStack() as leaked:
+        for _ in range(MAX_CONNECTIONS):
+            bare = leaked.enter_context(edge_socket(context, EdgeKeys(LAPTOP, SERVICE.key.public)))
+            bare.connect(service.running.address)
+            assert bare.poll(PATIENCE_MS, zmq.POLLOUT)
+        new_edge(LAPTOP).waits_for_reason("takes no more connections of this device")
+        assert "laptop has as many connections as it may" in service.running.log
+        edge.drafts_again()
+        new_edge(JET).drafts_again()
+    new_edge(LAPTOP).drafts_again()
+    assert edge.drafter.stats().counters.outages == 0
 
 
 def test_a_frame_beyond_the_limit_ends_its_own_connection_alone(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zmq
 
 from starsd_edge.errors import AuthenticationError, ConfigError, UsageError
 from starsd_edge.link.keys import KeyPair, PublicKey, parse_public
@@ -28,6 +29,14 @@ def test_a_pair_comes_back_from_its_file(tmp_path: Path) -> None:
     pair = KeyPair.generate("jet1")
     pair.save(tmp_path / "device.key")
     assert KeyPair.load(tmp_path / "device.key") == pair
+
+
+def test_a_public_key_is_never_taken_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 85 began with a dash, and `starsd keys trust NAME KEY` called it an unknown option."""
+    pairs = iter([(b"-" + b"1" * 39, b"1" * 40), (b"3" * 40, b"2" * 40)])
+    monkeypatch.setattr(zmq, "curve_keypair", lambda: next(pairs))
+    pair = KeyPair.generate("jet1")
+    assert (pair.key.public, pair.secret) == ("3" * 40, "2" * 40)
 
 
 def test_a_secret_is_never_readable_by_others_whatever_the_umask(tmp_path: Path) -> None:
