@@ -83,7 +83,11 @@ CHECK_BIND = "tcp://127.0.0.1:0"
     help="Sessions that one device may open.",
 )
 @click.option(
-    "--max-len", default=2048, show_default=True, type=click.IntRange(16), help="Tokens of a session."
+    "--max-len",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(16),
+    help="Tokens of a session, as far as its head was trained on so many.",
 )
 @click.option(
     "--kv-mib",

@@ -31,8 +31,7 @@ from starsd_server.config import REAL_ENGINE, HeadSource, ServiceConfig
 from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
 from starsd_server.engine import Engine, StepEngine
-from starsd_server.heads.checkpoint import load_head, read_manifest
-from starsd_server.heads.head import HeadConfig
+from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest
 from starsd_server.ipc import (
     FromEdge,
     GatewayState,
@@ -191,16 +190,19 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngin
     """
     offers: list[HeadOffer] = []
     engines: dict[str, StepEngine] = {}
-    check_kv_budget(config, [read_manifest(Path(source.folder)).head for source in config.heads])
-    for source in config.heads:
-        manifest = read_manifest(Path(source.folder))
+    manifests = [read_manifest(Path(source.folder)) for source in config.heads]
+    check_kv_budget(config, manifests)
+    for source, manifest in zip(config.heads, manifests, strict=True):
+        max_len = manifest.max_len(config.max_len)
         if manifest.name in engines:
             raise UsageError(f"two heads are called {manifest.name}: rename one in its config.json")
         engines[manifest.name] = (
-            open_engine(config, source) if config.engine == REAL_ENGINE else open_emulated(config)
+            open_engine(config, source, max_len)
+            if config.engine == REAL_ENGINE
+            else open_emulated(config, max_len)
         )
-        offers.append(HeadOffer(manifest.name, manifest.identity, config.max_len, config.max_nodes))
-        log.info("head %s for %s", manifest.name, manifest.identity.target)
+        offers.append(HeadOffer(manifest.name, manifest.identity, max_len, config.max_nodes))
+        log.info("head %s for %s, contexts up to %d tokens", manifest.name, manifest.identity.target, max_len)
     offer = ServiceOffer(
         service=config.name,
         software=config.software,
@@ -211,40 +213,44 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngin
     return offer, engines
 
 
-def check_kv_budget(config: ServiceConfig, heads: list[HeadConfig]) -> None:
+def check_kv_budget(config: ServiceConfig, heads: list[HeadManifest]) -> None:
     """Raises ResourceError when the sessions' slots would take more than --kv-mib, saying what fits."""
     dtype = torch.float32 if config.device == "cpu" else torch.float16
-    session_bytes = sum(KvCache.row_bytes(head, dtype) for head in heads) * config.max_len
+    lengths = [manifest.max_len(config.max_len) for manifest in heads]
+    session_bytes = sum(
+        KvCache.row_bytes(manifest.head, dtype) * length
+        for manifest, length in zip(heads, lengths, strict=True)
+    )
     fitting = config.kv_mib * 2**20 // session_bytes
     if config.kv_mib and fitting < config.limits.max_sessions:
         needed_mib = -(-config.limits.max_sessions * session_bytes // 2**20)
         raise ResourceError(
-            f"{config.limits.max_sessions} sessions of {config.max_len} tokens take {needed_mib} MiB of KV "
+            f"{config.limits.max_sessions} sessions of {max(lengths)} tokens take {needed_mib} MiB of KV "
             f"for {len(heads)} head{'s' if len(heads) > 1 else ''}, more than --kv-mib {config.kv_mib}, "
             f"which is enough for {fitting}: lower --max-sessions or --max-len"
         )
 
 
-def open_engine(config: ServiceConfig, source: HeadSource) -> Engine:
+def open_engine(config: ServiceConfig, source: HeadSource, max_len: int) -> Engine:
     device = torch.device(config.device)
     head = load_head(Path(source.folder), Path(source.target) if source.target else None, dtype=None)
     row_head = RowHead(head.to(device), choose_precision(config, device))
-    engine = Engine(row_head, config.limits.max_sessions, config.max_len)
+    engine = Engine(row_head, config.limits.max_sessions, max_len)
     log.info(
         "%s in %s: %d slots of %d tokens, %.0f MiB of KV",
         row_head.config.kind.value,
         row_head.precision.value,
         config.limits.max_sessions,
-        config.max_len,
+        max_len,
         engine.kv.num_bytes / 2**20,
     )
     return engine
 
 
-def open_emulated(config: ServiceConfig) -> EmulatedEngine:
+def open_emulated(config: ServiceConfig, max_len: int) -> EmulatedEngine:
     profile = load_engine_profile(config.engine)
     trees = RecordedTrees.load(Path(config.trees))
-    return EmulatedEngine(profile, trees, config.limits.max_sessions, config.max_len)
+    return EmulatedEngine(profile, trees, config.limits.max_sessions, max_len)
 
 
 def free_rows(config: ServiceConfig) -> int:

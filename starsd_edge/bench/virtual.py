@@ -136,7 +136,7 @@ class VirtualService:
         if self._under_way is not None:
             asked_s, _, tree = self._under_way
             asked_len = tree.base_len
-        return DrafterState(True, self._times.expected_s, "", asked_len, asked_s)
+        return DrafterState(True, self._times.expected_s, asked_len=asked_len, asked_s=asked_s)
 
     def close(self) -> None:
         pass

@@ -16,7 +16,7 @@ from typing import Any
 from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece, Figures, FinishReason
 from starsd_edge.chat.backend import Backend
 from starsd_edge.chat.settings import SETTINGS, ChatSettings, change_setting, show_setting
-from starsd_edge.chat.status import LinkState, LinkStatus
+from starsd_edge.chat.status import LinkState, LinkStatus, link_words
 from starsd_edge.decoding.sampling import MAX_SEED
 from starsd_edge.errors import UsageError
 from starsd_edge.text.template import Message, Role
@@ -36,6 +36,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.figures: Figures | None = None  # of the newest answer
         self._regenerated = 0  # times the newest answer was asked for again
+        self._blocked = False  # the user knows that this conversation is drafted for no more
 
     @property
     def last_answer(self) -> str | None:
@@ -53,6 +54,16 @@ class Conversation:
         if not self.settings.draft:
             return replace(link, state=LinkState.OFF)
         return replace(link, state=LinkState.CONNECTED) if link.state is LinkState.OFF else link
+
+    def news(self) -> str:
+        """What the user is told once: that this conversation is drafted for no more, and why; else ""."""
+        link = self.link()
+        if link.state is LinkState.BLOCKED and not self._blocked:
+            self._blocked = True
+            return link_words(link)
+        if link.state.is_linked and link.state is not LinkState.BLOCKED:
+            self._blocked = False
+        return ""
 
     def ask(self, text: str) -> Iterator[AnswerEvent]:
         """Say `text` and answer it. An answer that is stopped is kept as far as it came.

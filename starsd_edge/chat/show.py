@@ -81,6 +81,8 @@ def show_answer(conversation: Conversation, events: Iterator[AnswerEvent], look:
         say(look, failure)
     elif end is not None and not look.quiet:
         say(look, _closing_line(conversation, end))
+        if news := conversation.news():
+            say(look, news)
 
 
 def say(look: Look, line: str) -> None:

@@ -144,10 +144,10 @@ class Speaker:
         elif not context.verifies_trees:
             kind = LinkState.INEXACT
         elif not state.ready:
-            kind = LinkState.LOST
+            kind = LinkState.BLOCKED if state.blocked else LinkState.LOST
         else:
             kind = _LINKED[verified]
-        local = kind is LinkState.LOST and bool(verified)
+        local = kind in (LinkState.LOST, LinkState.BLOCKED) and bool(verified)
         return LinkStatus(kind, self._model.service, state.reason, state.expected_wait_s, local)
 
     def close(self) -> None:

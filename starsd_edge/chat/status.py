@@ -33,19 +33,20 @@ class LinkState(Enum):
     READY = "drafting"
     UNUSED = "plain steps are faster"  # drafts come, and waiting for them does not pay
     INEXACT = "no exact trees"  # this runtime cannot verify trees to the bit
+    BLOCKED = "context not drafted"  # the service answers, but takes this context no more
     LOST = "draft service lost"
 
     @property
     def is_linked(self) -> bool:
         """Whether the service answers."""
-        return self in (LinkState.CONNECTED, LinkState.READY, LinkState.UNUSED)
+        return self in (LinkState.CONNECTED, LinkState.READY, LinkState.UNUSED, LinkState.BLOCKED)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
     """The draft service as this chat sees it.
 
-    reason  why it is lost
+    reason  why it is lost, or drafts for this context no more
     wait_s  what a tree takes
     local   this device drafts itself, from what was said before
     """
@@ -66,7 +67,7 @@ def link_words(link: LinkStatus) -> str:
         return f"drafting via {link.service} ({link.wait_s * 1e3:.0f} ms)"
     if link.state is LinkState.UNUSED:
         return f"decoding plainly: faster here than drafts from {link.service} ({link.wait_s * 1e3:.0f} ms)"
-    if link.state is LinkState.LOST:
+    if link.state in (LinkState.LOST, LinkState.BLOCKED):
         return f"{without}: {link.reason or 'the draft service is lost'}"
     if link.state is LinkState.INEXACT:
         return "decoding plainly: no tree is exact at this precision (--draft inexact drafts)"
@@ -90,7 +91,7 @@ def connection_words(link: LinkStatus) -> str:
 
 def why_plain(link: LinkStatus) -> str:
     """Why an answer had no trees, as the monitor says it."""
-    if link.state is LinkState.LOST:
+    if link.state in (LinkState.LOST, LinkState.BLOCKED):
         return link.reason or "the draft service is lost"
     return WHY_PLAIN.get(link.state, NOT_WORTH_WAITING)
 

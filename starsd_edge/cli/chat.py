@@ -226,7 +226,7 @@ def _answer_once(
 
     try:
         reason = answer_once(conversation, question, sys.stdout, as_json=as_json)
-        if (link := conversation.link()).state is LinkState.LOST:
+        if (link := conversation.link()).state in (LinkState.LOST, LinkState.BLOCKED):
             report(link_words(link))
     except BrokenPipeError:
         # Whoever read our output has seen enough. Nothing may be written at exit either.

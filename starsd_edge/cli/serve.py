@@ -118,14 +118,15 @@ def command(
 
 
 def _tell_link(speaker: Speaker, ended: threading.Event) -> None:
-    """Say how the draft service stands, and again when it comes or goes."""
-    from starsd_edge.chat.status import link_words
+    """Say how the draft service stands, and again when it comes or goes, or takes a context no more."""
+    from starsd_edge.chat.status import LinkState, link_words
 
-    told: bool | None = None
+    told: tuple[bool, bool] | None = None
     while not ended.wait(LINK_LOOK_S):
         link = speaker.link()
-        if link.state.is_linked is not told:
-            told = link.state.is_linked
+        stands = (link.state.is_linked, link.state is LinkState.BLOCKED)
+        if stands != told:
+            told = stands
             _report(link_words(link))
 
 

@@ -158,6 +158,7 @@ class DrafterState:
     ready            it can answer: False while unreachable, refused, or still taking the prompt
     expected_wait_s  when the outstanding tree is expected, from the moment its update left
     reason           why not ready, for the status line ("" when ready)
+    blocked          it answers, but drafts for this context no more, for `reason`
     asked_len        committed_len of the update whose tree is under way, 0 if none is; None: it does not say
     asked_s          when that update left, in monotonic seconds
     answered_s       when the newest tree that `poll` gave arrived, likewise; 0: it does not say
@@ -167,6 +168,7 @@ class DrafterState:
     ready: bool
     expected_wait_s: float
     reason: str = ""
+    blocked: bool = False
     asked_len: int | None = None
     asked_s: float = 0.0
     answered_s: float = 0.0

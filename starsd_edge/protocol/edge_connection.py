@@ -77,7 +77,7 @@ class EdgeConnection:
         self._outbox = EdgeOutbox(self._uplink, self.counters)
         self._wants_tree = False
         self._holds_tree = False  # a tree of use is with the decode loop
-        self._blocked = ""  # why this context is not drafted for, whatever the link does
+        self._blocked = ""  # why this context is not drafted for, though the link is up
         self._due_s = 0.0  # probe, greeting deadline or end of pause, by state
         self._heard_s = 0.0
         self._ping: int | None = None  # nonce of the one under way
@@ -146,13 +146,20 @@ class EdgeConnection:
         reason = self._why_not_ready()
         updates = [request for request in self._uplink.in_flight if request.kind is MessageKind.UPDATE]
         asked_len, asked_s = (updates[0].base_len, updates[0].sent_s) if updates else (0, 0.0)
-        return DrafterState(not reason, self.times.expected_s, reason, asked_len, asked_s)
+        return DrafterState(
+            not reason,
+            self.times.expected_s,
+            reason,
+            blocked=bool(reason) and reason == self._blocked,
+            asked_len=asked_len,
+            asked_s=asked_s,
+        )
 
     def _why_not_ready(self) -> str:
-        if self._blocked:
-            return self._blocked
         if self.state not in (EdgeState.IDLE, EdgeState.FILLING, EdgeState.DRAFTING):
             return self.reason
+        if self._blocked:
+            return self._blocked
         if self._breaker.misses:
             return "the draft service is late"
         total = self._uplink.history.committed_len

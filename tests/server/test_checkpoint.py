@@ -182,6 +182,18 @@ def test_eagle1_names_its_features_the_final_norms(eagle1: Published) -> None:
     assert (identity.feature_layers, identity.feature_norm, identity.feature_size) == ((-1,), True, 64)
 
 
+def test_the_contexts_it_was_trained_on_are_kept_and_bound_a_services(eagle1: Published) -> None:
+    eagle1.config["max_position_embeddings"] = 1024
+    manifest = eagle1.convert()
+    assert (1024, 1024, 512) == (manifest.trained_len, manifest.max_len(2048), manifest.max_len(512))
+    assert read_manifest(eagle1.folder / "out") == manifest
+    del eagle1.config["max_position_embeddings"]
+    assert 2048 == eagle1.convert().max_len(2048)
+    eagle1.config["max_position_embeddings"] = -1
+    with pytest.raises(BundleError, match="max_position_embeddings is -1"):
+        eagle1.convert()
+
+
 def test_eagle3_taps_three_layers_and_sends_them_projected(eagle3: Published) -> None:
     manifest = eagle3.convert()
     assert manifest.head.feature_size == 3 * 64

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import click
 import numpy as np
@@ -25,26 +26,28 @@ from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.machine import resident_mib
 from starsd_server.engine import Engine, Extend, Grow, TreeReady, WorkItem
 from starsd_server.heads.grow import GrowthLimits
+from starsd_server.heads.head import HeadKind
 from starsd_server.scheduling import Limits
 from starsd_server.worker import open_engine
 
-__all__ = ["command"]
+__all__ = ["command", "measure"]
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 # lmsys/vicuna-7b-v1.5 and yuhuili/EAGLE-Vicuna-7B-v1.3
-HIDDEN, INTERMEDIATE, HEADS, VOCAB = 4096, 11008, 32, 32_000
-SHAPE = {
+VICUNA_7B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
     "max_position_embeddings": 2048,
     "model_type": "llama",
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": 1,
-    "num_key_value_heads": HEADS,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
     "rms_norm_eps": 1e-06,
-    "vocab_size": VOCAB,
+    "vocab_size": 32_000,
 }
+TARGET_LAYERS = 32
 MAX_LEN = 2048
 PROMPT = 64  # tokens
 ROUNDS = 3
@@ -74,11 +77,15 @@ class Found:
 @click.command("head")
 @click.option("--sessions", default=4, show_default=True, type=click.IntRange(1), help="KV slots of 2,048.")
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(1))
+@click.option("--eagle3", is_flag=True, help="An EAGLE-3 head instead of an EAGLE-1 head.")
 @json_option
-def command(sessions: int, threads: int, json_file: Path | None) -> None:
+def command(sessions: int, threads: int, json_file: Path | None, *, eagle3: bool) -> None:
     """Convert, load and draft with a random head of Vicuna-7B's shape; needs 2.5 GB of disk and memory."""
+    kind = HeadKind.EAGLE3 if eagle3 else HeadKind.EAGLE1
     with tempfile.TemporaryDirectory() as name:
-        found = measure(Path(name), sessions, threads, lambda text: click.echo(text, err=True))
+        found = measure(
+            Path(name), VICUNA_7B, kind, sessions, threads, lambda text: click.echo(text, err=True)
+        )
     click.echo(
         f"converted in {found.convert_s:.1f} s, loaded in {found.load_s:.1f} s\n"
         f"weights {found.weights_mib:.0f} MiB, KV of {sessions} x {MAX_LEN} tokens {found.kv_mib:.0f} MiB\n"
@@ -92,10 +99,18 @@ def command(sessions: int, threads: int, json_file: Path | None) -> None:
         sys.exit(1)
 
 
-def measure(folder: Path, sessions: int, threads: int, report: Callable[[str], None]) -> Found:
+def measure(
+    folder: Path,
+    shape: dict[str, Any],
+    kind: HeadKind,
+    sessions: int,
+    threads: int,
+    report: Callable[[str], None],
+) -> Found:
+    """With a head of `shape`, which is a published config.json less the layers."""
     report("writing a head and a target's two matrices")
     published, target, head = folder / "published", folder / "target", folder / "head"
-    write_published(published, target)
+    write_published(published, target, shape, kind)
     report("converting")
     started_s = time.monotonic()
     convert = [sys.executable, "-m", "starsd_edge", "draft", "convert", str(published), str(target)]
@@ -106,7 +121,7 @@ def measure(folder: Path, sessions: int, threads: int, report: Callable[[str], N
     before_mib, started_s = resident_mib(), time.monotonic()
     source = HeadSource(str(head))
     limits = Limits(max_sessions=sessions)
-    engine = open_engine(ServiceConfig(heads=(source,), bind="", folder="", limits=limits), source)
+    engine = open_engine(ServiceConfig(heads=(source,), bind="", folder="", limits=limits), source, MAX_LEN)
     load_s, loaded_mib = time.monotonic() - started_s, resident_mib() - before_mib
     report("drafting")
     prompt_ms, tree_ms, nodes = draft(engine, sessions)
@@ -124,23 +139,45 @@ def measure(folder: Path, sessions: int, threads: int, report: Callable[[str], N
     )
 
 
-def write_published(head: Path, target: Path) -> None:
+def write_published(head: Path, target: Path, shape: dict[str, Any], kind: HeadKind) -> None:
     """A head as SafeAILab lays it out, and a Hugging Face folder with what a head borrows of its target."""
-    h, f = HIDDEN, INTERMEDIATE
-    shapes = {
-        "fc.weight": (h, 2 * h),
-        "fc.bias": (h,),
-        **{f"layers.0.self_attn.{name}_proj.weight": (h, h) for name in "qkvo"},
-        "layers.0.post_attention_layernorm.weight": (h,),
-        "layers.0.mlp.gate_proj.weight": (f, h),
-        "layers.0.mlp.up_proj.weight": (f, h),
-        "layers.0.mlp.down_proj.weight": (h, f),
-    }
-    borrowed = {"model.embed_tokens.weight": (VOCAB, h), "lm_head.weight": (VOCAB, h)}
-    for folder, tensors in ((head, shapes), (target, borrowed)):
+    h, vocab = shape["hidden_size"], shape["vocab_size"]
+    borrowed = {"model.embed_tokens.weight": (vocab, h), "lm_head.weight": (vocab, h)}
+    own = eagle1_shapes(shape) if kind is HeadKind.EAGLE1 else eagle3_shapes(shape)
+    for folder, layers, tensors in ((head, 1, own), (target, TARGET_LAYERS, borrowed)):
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(SHAPE))
-        save_file({name: random(shape) for name, shape in tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": layers}))
+        save_file({name: random(size) for name, size in tensors.items()}, folder / "model.safetensors")
+    (target / "tokenizer.model").write_bytes(b"random")  # nothing but its hash is asked for
+
+
+def eagle1_shapes(shape: dict[str, Any]) -> Shapes:
+    h = shape["hidden_size"]
+    return {"fc.weight": (h, 2 * h), "fc.bias": (h,), **layer_shapes("layers.0", shape, h)}
+
+
+def eagle3_shapes(shape: dict[str, Any]) -> Shapes:
+    h = shape["hidden_size"]
+    return {
+        "fc.weight": (h, 3 * h),
+        "norm.weight": (h,),
+        "lm_head.weight": (shape["vocab_size"], h),
+        "midlayer.hidden_norm.weight": (h,),
+        "midlayer.input_layernorm.weight": (h,),
+        **layer_shapes("midlayer", shape, 2 * h),
+    }
+
+
+def layer_shapes(name: str, shape: dict[str, Any], attention_in: int) -> Shapes:
+    h, f = shape["hidden_size"], shape["intermediate_size"]
+    return {
+        **{f"{name}.self_attn.{letter}_proj.weight": (h, attention_in) for letter in "qkv"},
+        f"{name}.self_attn.o_proj.weight": (h, h),
+        f"{name}.post_attention_layernorm.weight": (h,),
+        f"{name}.mlp.gate_proj.weight": (f, h),
+        f"{name}.mlp.up_proj.weight": (f, h),
+        f"{name}.mlp.down_proj.weight": (h, f),
+    }
 
 
 def random(shape: tuple[int, ...]) -> torch.Tensor:
@@ -151,14 +188,14 @@ def random(shape: tuple[int, ...]) -> torch.Tensor:
 def draft(engine: Engine, sessions: int) -> tuple[float, float, int]:
     """Milliseconds of a prompt and of a tree of one session, best of some rounds, and the tree's nodes; all
     sessions are used."""
-    rng = np.random.default_rng(0)
+    rng, config = np.random.default_rng(0), engine.head.config
     prompt_ms, tree_ms, nodes = [], [], 0
     for slot in range(sessions):
         session = engine.reset(slot)
         for round_ in range(ROUNDS):
             n = PROMPT if round_ == 0 else 2
-            tokens = rng.integers(0, VOCAB, n).astype(np.int32)
-            features = rng.standard_normal((n, HIDDEN)).astype(np.float16)
+            tokens = rng.integers(0, config.vocab_size, n).astype(np.int32)
+            features = rng.standard_normal((n, config.hidden_size)).astype(np.float16)
             started_s = time.monotonic()
             engine.step([Extend(session, tokens, features, session.committed)])
             extended_s = time.monotonic()

@@ -41,19 +41,27 @@ EMBEDDED_HEAD = Path(__file__).parent / "embedded"
 class HeadManifest:
     """config.json.
 
-    name      for people, and for an edge that asks for a certain head
-    head      everything that shapes the network
-    identity  the target it fits; its `digest()` is the compatibility hash that edges compare
+    name         for people, and for an edge that asks for a certain head
+    head         everything that shapes the network
+    identity     the target it fits; its `digest()` is the compatibility hash that edges compare
+    trained_len  tokens of the contexts it was trained on: longer ones are not drafted; 0: not known
     """
 
     name: str
     head: HeadConfig
     identity: Identity
+    trained_len: int = 0
     format: str = FORMAT
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"format '{self.format}', this version reads '{FORMAT}'")
+        if self.trained_len < 0:
+            raise ValueError(f"trained on {self.trained_len} tokens")
+
+    def max_len(self, longest: int) -> int:
+        """Tokens of a context that it drafts for, where nobody's may have more than `longest`."""
+        return min(longest, self.trained_len or longest)
 
 
 def load_head(

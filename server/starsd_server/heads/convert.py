@@ -90,7 +90,12 @@ def convert(source: Path, target: Path, out: Path, dtype: torch.dtype = torch.fl
         feature_norm=not eagle3,
         projection=_sha256(tensors["fc.weight"]) if eagle3 else msgspec.UNSET,
     )
-    manifest = HeadManifest(name=source.resolve().name, head=config, identity=identity)
+    manifest = HeadManifest(
+        name=source.resolve().name,
+        head=config,
+        identity=identity,
+        trained_len=_trained_len(raw, source / "config.json"),
+    )
     save_head(head, manifest, out, dtype)
     return manifest
 
@@ -172,6 +177,14 @@ def _rope(raw: dict[str, Any], file: Path) -> tuple[float, float]:
     if scaling.get("type", scaling.get("rope_type")) != "linear":
         raise BundleError(f"{file}: rope_scaling {scaling} is not supported (supported: linear)")
     return DEFAULT_ROPE_THETA, float(scaling["factor"])
+
+
+def _trained_len(raw: dict[str, Any], file: Path) -> int:
+    """Tokens of its training's contexts; 0 where the configuration does not say."""
+    length = raw.get("max_position_embeddings", 0)
+    if not isinstance(length, int) or length < 0:
+        raise BundleError(f"{file}: max_position_embeddings is {length!r}")
+    return length
 
 
 def _draft_vocabulary(found: dict[str, Tensor], config: HeadConfig, source: Path) -> Tensor:

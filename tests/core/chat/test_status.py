@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from io import StringIO
 
 import pytest
 
@@ -11,16 +12,19 @@ from starsd_edge.chat.answer import AnswerEnd, Figures
 from starsd_edge.chat.commands import run_command
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
+from starsd_edge.chat.show import Look, show_answer
 from starsd_edge.chat.speaker import Speaker
 from starsd_edge.chat.status import LinkState, LinkStatus, link_words, statistics
 from starsd_edge.decoding.decoder import Exactness
 from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy, Policy
-from starsd_edge.decoding.roles import Drafter
+from starsd_edge.decoding.roles import Drafter, DrafterState
+from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.testing import Behaviour, FakeClock, ScriptedDrafter
 from tests.core.chat.test_speaker import Rounding
 from tests.core.chat.toys import TOKENIZER, CountingTarget, toy_speaker
 
 NEVER = 10**6  # requests: never ready
+LIMIT = 40  # tokens
 REPEATING = "the quick fox. " * 12
 
 
@@ -36,6 +40,24 @@ def drafter(ready_from: int = 0) -> Callable[[], Drafter]:
         )
 
     return opened
+
+
+class ShortDrafter(ScriptedDrafter):
+    """Takes contexts of LIMIT tokens and no longer ones, as a head that was trained on so many does."""
+
+    def state(self) -> DrafterState:
+        if len(self.context) <= LIMIT:
+            return super().state()
+        return DrafterState(False, 0.0, f"at most {LIMIT} tokens", blocked=True)
+
+    def poll(self, timeout_s: float) -> DraftTree | None:
+        return super().poll(timeout_s) if self.state().ready else None
+
+
+def short_drafter() -> Drafter:
+    return ShortDrafter(
+        lambda context, count: [0] * count, FakeClock(), [Behaviour.WRONG], vocab_size=TOKENIZER.vocab_size
+    )
 
 
 def own_drafts() -> Policy:
@@ -67,6 +89,8 @@ def speaker(
         (LinkState.LOST, False, lambda: speaker(drafter(NEVER))),
         (LinkState.LOST, True, lambda: speaker(drafter(NEVER), own_drafts)),
         (LinkState.INEXACT, False, lambda: speaker(drafter(), target=Rounding)),
+        (LinkState.BLOCKED, False, lambda: speaker(short_drafter)),
+        (LinkState.BLOCKED, True, lambda: speaker(short_drafter, own_drafts)),
     ],
 )
 def test_the_link_is_what_the_last_rounds_made_of_it(
@@ -104,6 +128,7 @@ def test_drafting_that_is_off_is_said_to_be_off() -> None:
         ),
         ("decoding plainly: the draft service is lost", LinkStatus(LinkState.LOST, "tcp://a:1")),
         ("decoding plainly: drafting is off", LinkStatus(LinkState.OFF, "tcp://a:1")),
+        ("decoding plainly: it is too long", LinkStatus(LinkState.BLOCKED, "tcp://a:1", "it is too long")),
     ],
 )
 def test_words_of_a_link(words: str, link: LinkStatus) -> None:
@@ -120,6 +145,7 @@ def test_an_answer_without_trees_is_told_why_and_no_draft_is_claimed() -> None:
         ),
         (LinkStatus(LinkState.OFF, "tcp://a:1"), "connected to tcp://a:1", "switched off"),
         (LinkStatus(LinkState.LOST, "tcp://a:1", "it is late"), "not connected: it is late", "it is late"),
+        (LinkStatus(LinkState.BLOCKED, "tcp://a:1", "too long"), "connected to tcp://a:1", "too long"),
     ]:
         rows = dict(statistics(figures, link))
         assert connection == rows["link"]
@@ -144,6 +170,20 @@ def test_drafting_is_switched_at_once() -> None:
     list(conversation.ask("Go"))
     run_command(conversation, "/draft on")
     assert LinkState.CONNECTED is conversation.link().state
+
+
+def test_a_conversation_that_outgrows_the_drafts_is_told_so_once_and_the_next_one_again() -> None:
+    long, short = ChatSettings(max_tokens=60), ChatSettings(max_tokens=2)
+    conversation = Conversation(speaker(short_drafter))
+    out = StringIO()
+    look = Look(out, live=False, colour=False)
+    for told, settings in [(0, short), (1, long), (1, long), (0, short), (1, long)]:
+        if settings is short:
+            run_command(conversation, "/clear")
+            out.truncate(0)
+        conversation.settings = settings
+        show_answer(conversation, conversation.ask("Go"), look)
+        assert told == out.getvalue().count(f"decoding plainly: at most {LIMIT} tokens\n")
 
 
 def test_every_state_has_words() -> None:

@@ -358,7 +358,18 @@ def test_a_context_longer_than_the_service_takes_is_not_sent() -> None:
     pair.join()
     pair.edge.start(token_at(0), 0.0)
     pair.edge.update(committed(0, 30), 0.0)
-    assert "at most 20 tokens" in pair.edge.drafter_state().reason
+    state = pair.edge.drafter_state()
+    assert state.blocked
+    assert "at most 20 tokens" in state.reason
+
+
+def test_a_context_that_is_not_drafted_is_no_link_that_is_lost(pair: Pair) -> None:
+    """And a link that is lost meanwhile says so."""
+    pair.edge.receive(encode(Error(Head(5, 1), ErrorCode.LIMIT, "too much")), 0.0)
+    assert pair.edge.drafter_state().blocked
+    pair.edge.lost("no route", 0.0)
+    state = pair.edge.drafter_state()
+    assert (False, False, "no route") == (state.ready, state.blocked, state.reason)
 
 
 def test_features_that_are_no_numbers_end_drafting_not_decoding(pair: Pair) -> None:
