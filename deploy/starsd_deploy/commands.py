@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from starsd_deploy.inventory import Device, Role, UnitScope
 
 __all__ = [
     "ServiceLink",
+    "bundle_link",
     "config_text",
     "engine_script",
     "gate_script",
@@ -47,6 +49,11 @@ def unit_name(role: Role) -> str:
     return f"starsd-{role.value}.service"
 
 
+def bundle_link(device: Device) -> str:
+    """Where a release has its bundle: under its own name, by which the endpoint calls the model."""
+    return f"bundle/{Path(device.bundle).name}"
+
+
 def run_script(device: Device, root: str, services: tuple[ServiceLink, ...]) -> str:
     """The release's `run`: what the unit starts. Its working folder is the release, by its real path."""
     argv = _draft_argv(device, root) if device.role is Role.DRAFT else _target_argv(device, services)
@@ -60,7 +67,7 @@ def config_text(device: Device, root: str, services: tuple[ServiceLink, ...]) ->
     """
     if device.role is Role.DRAFT:
         return ""
-    settings = {"bundle": f"{root}/current/bundle", "service": _addresses(services)}
+    settings = {"bundle": f"{root}/current/{bundle_link(device)}", "service": _addresses(services)}
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items() if value]
     return "# written by starsd deploy; change fleet.toml instead\n[chat]\n" + "".join(lines)
 
@@ -76,7 +83,7 @@ def gate_script(device: Device, root: str, services: tuple[ServiceLink, ...]) ->
 
 def engine_script(device: Device, root: str) -> str:
     """Shell in a release's folder: the engine of its bundle, built if need be; the last line is its file."""
-    return _exports(device, root) + f"{PYTHON} bundle engine bundle\n"
+    return _exports(device, root) + f"{PYTHON} bundle engine {shlex.quote(bundle_link(device))}\n"
 
 
 def probe_script(device: Device) -> str:
@@ -95,7 +102,7 @@ def _draft_argv(device: Device, root: str) -> list[str]:
     if device.head:
         argv += ["--head", "head"]
     if device.bundle:
-        argv += ["--target", "bundle"]
+        argv += ["--target", bundle_link(device)]
     return [*argv, *device.arguments]
 
 
@@ -103,7 +110,7 @@ def _target_argv(device: Device, services: tuple[ServiceLink, ...]) -> list[str]
     argv = [
         "serve",
         "--bundle",
-        "bundle",
+        bundle_link(device),
         "--host",
         device.endpoint_host,
         "--port",
@@ -122,7 +129,7 @@ def _addresses(services: tuple[ServiceLink, ...]) -> str:
 def _gate(device: Device, root: str, services: tuple[ServiceLink, ...]) -> list[tuple[str, list[str]]]:
     if device.role is Role.DRAFT:
         return [("heads load and the service could serve", [*_draft_argv(device, root), "--check"])]
-    checks = [("files and self-test of the bundle", ["bundle", "verify", "bundle", "--on-device"])]
+    checks = [("files and self-test of the bundle", ["bundle", "verify", bundle_link(device), "--on-device"])]
     return checks + [
         (f"service {s.name} at {s.address}", ["ping", s.address, "--count", "3", "--no-upload"])
         for s in services

@@ -158,7 +158,8 @@ release() {
     rm -rf "$here"
     mkdir -p "$here/wheels"
     while [ "$links" -gt 0 ]; do
-        ln -s "../../bundles/$2" "$here/$1"
+        mkdir -p "$(dirname "$here/$1")"
+        ln -sr "$root/bundles/$2" "$here/$1"
         links=$((links - 1))
         shift 2
     done

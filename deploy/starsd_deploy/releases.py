@@ -19,7 +19,7 @@ import hashlib
 
 import msgspec
 
-from starsd_deploy.commands import ServiceLink, config_text, gate_script, run_script
+from starsd_deploy.commands import ServiceLink, bundle_link, config_text, gate_script, run_script
 from starsd_deploy.engine_key import engine_key
 from starsd_deploy.facts import Facts, Manifest, PythonFacts, State
 from starsd_deploy.inventory import Device, Runtime
@@ -90,7 +90,7 @@ def make_release(
     release_id = f"{version}-{digest}"
     blobs = {wheel.blob.sha256 for wheel in wheels.wheels}
     blobs |= {file.blob.sha256 for content in contents for file in content.files}
-    bundle = unnamed.links.get("bundle", "")
+    bundle = unnamed.links.get(bundle_link(device), "")
     manifest = Manifest(
         id=release_id,
         version=version,

@@ -48,7 +48,7 @@ class ContentFile(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """A folder of files, named by its hash. `link` is its name inside a release: bundle or head."""
+    """A folder of files, named by its hash. `link` is its path inside a release: bundle/NAME or head."""
 
     link: str
     id: str

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from starsd_deploy.checks import Check, blockers, check_device
-from starsd_deploy.commands import ServiceLink
+from starsd_deploy.commands import ServiceLink, bundle_link
 from starsd_deploy.contents import HashCache, read_content
 from starsd_deploy.facts import Facts
 from starsd_deploy.inventory import Device, Fleet, Role, Runtime
@@ -120,7 +120,7 @@ class Workshop:
         """
         environment = environment_of(facts, choose_python(device, facts))
         wheels = self._wheel_set(environment, EXTRAS[device.role, device.runtime])
-        folders = (("bundle", device.bundle), ("head", device.head))
+        folders = ((bundle_link(device), device.bundle), ("head", device.head))
         contents = tuple(read_content(link, Path(path), self._hashes) for link, path in folders if path)
         self._hashes.save()
         services = tuple(service_link(fleet, name, found, login) for name in device.service)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ def model_name(choice: ModelChoice) -> str:
     """What the model is called by people and in requests."""
     if choice.bundle == EMBEDDED:
         return str(_product("starsd_jetson.embedded").NAME)
-    return Path(choice.bundle).resolve().name
+    return Path(os.path.abspath(choice.bundle)).name  # a link keeps its own name
 
 
 def default_sampling(manifest: Manifest, seed: int) -> SamplingParams:

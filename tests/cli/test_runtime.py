@@ -11,7 +11,7 @@ from starsd_edge.bundle import Bundle
 from starsd_edge.chat.answer import AnswerEnd, AnswerPiece
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.settings import ChatSettings
-from starsd_edge.cli.runtime import READ_REPORT_S, ModelChoice, open_speaker, read_ahead
+from starsd_edge.cli.runtime import READ_REPORT_S, ModelChoice, model_name, open_speaker, read_ahead
 from starsd_edge.cli.verified import known_whole
 from starsd_edge.errors import BundleError
 from tests.cli.tiny_bundle import make_bundle
@@ -20,6 +20,17 @@ from tests.cli.tiny_bundle import make_bundle
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.open(make_bundle(tmp_path_factory.mktemp("bundle")))
+
+
+def test_model_is_named_as_its_folder_was_and_a_link_to_it_by_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployed release links to a folder whose name is a hash."""
+    (tmp_path / "0f3c").mkdir()
+    (tmp_path / "vicuna-7b-int4").symlink_to("0f3c")
+    monkeypatch.chdir(tmp_path / "0f3c")
+    assert model_name(ModelChoice("../vicuna-7b-int4/")) == "vicuna-7b-int4"
+    assert model_name(ModelChoice(".")) == "0f3c"
 
 
 def test_loading_tells_how_far_it_is_once_it_takes_long(bundle: Bundle) -> None:

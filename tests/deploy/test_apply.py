@@ -105,7 +105,8 @@ def test_bare_device_serves_and_second_apply_does_nothing(
     again, sent = apply(board, device, want)
     assert (again.steps, sent) == ((), 0)
     settings = (board.root / "current" / "config" / "config.toml").read_text()
-    assert f'bundle = "{board.root}/current/bundle"' in settings
+    assert f'bundle = "{board.root}/current/bundle/bundle-x"' in settings
+    assert (board.root / "current" / "bundle" / "bundle-x" / "manifest.json").is_file()
     secret = board.root / "keys" / "device.key"
     assert secret.stat().st_mode & 0o777 == 0o600
 

@@ -220,4 +220,4 @@ class _CutAtEngine:
 def test_the_script_runs_in_the_releases_own_environment() -> None:
     script = engine_script(NANO1, "/home/edge/starsd")
     assert "export STARSD_CACHE=/home/edge/starsd/cache\n" in script
-    assert script.endswith("-m starsd_edge bundle engine bundle\n")
+    assert script.endswith("-m starsd_edge bundle engine bundle/b\n")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starsd_deploy.blobs import Blob
-from starsd_deploy.commands import ServiceLink, unit_name, unit_text
+from starsd_deploy.commands import ServiceLink, bundle_link, unit_name, unit_text
 from starsd_deploy.facts import Manifest, ReleaseFacts, State
 from starsd_deploy.inventory import Device, Role
 from starsd_deploy.plan import PLAN_VERSION, Plan, Wanted, plan_device, read_plan, write_plan
@@ -59,7 +59,7 @@ def wanted(version: str, admitted: str, service_key: str = SERVICE_KEY, device: 
         ContentFile("manifest.json", blob("m" + version)),
         ContentFile("weights", blob("shared weights", 10**6)),
     )
-    contents = (Content("bundle", "b" + version, files),)
+    contents = (Content(bundle_link(device), "b" + version, files),)
     services = (ServiceLink("desk", SERVICE.address, service_key, is_fleet_device=True),)
     wheel_set = WheelSet(DeviceEnvironment("3.11", "x86_64", (2, 36)), wheels)
     release = make_release(device, FACTS, version, wheel_set, contents, services)
@@ -265,10 +265,19 @@ def test_every_service_of_a_target_reaches_what_it_runs_and_its_settings() -> No
     both = "tcp://10.0.0.2:7731,tcp://10.0.0.3:7731"
     assert f"--service {both}" in release.run
     assert f'service = "{both}"\n' in release.config
-    assert f'bundle = "{FACTS.state.root}/current/bundle"\n' in release.config
+    assert f'bundle = "{FACTS.state.root}/current/{bundle_link(DEVICE)}"\n' in release.config
     assert "ping tcp://10.0.0.3:7731" in release.gate
     drafting = Device(name="desk", roles=(Role.DRAFT,), head="/h")
     assert make_release(drafting, FACTS, "1.0", wheel_set, (), ()).config == ""
+
+
+def test_model_keeps_the_name_of_its_bundle_on_the_device() -> None:
+    """Its folder there is named by a hash; the endpoint calls the model as the path it was given ends."""
+    device = msgspec.structs.replace(DEVICE, bundle="/work/bundles/vicuna-7b-int4")
+    release = wanted("1.0", "", device=device).release
+    assert release.links == {"bundle/vicuna-7b-int4": "b1.0"}
+    assert "serve --bundle bundle/vicuna-7b-int4 " in release.run
+    assert "bundle verify bundle/vicuna-7b-int4 " in release.gate
 
 
 def live(*history: str, current: str, ungated: tuple[str, ...] = ()) -> State:

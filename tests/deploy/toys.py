@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from starsd_deploy.blobs import Blob, hash_file
-from starsd_deploy.commands import ServiceLink
+from starsd_deploy.commands import ServiceLink, bundle_link
 from starsd_deploy.contents import HashCache, read_content
 from starsd_deploy.facts import Facts
 from starsd_deploy.inventory import Device
@@ -154,7 +154,11 @@ def wanted_factory(
     wheels = WheelSet(environment, (wheel_file(common_wheel(work)), wheel_file(wheel)))
 
     def wanted(device: Device, facts: Facts) -> Wanted:
-        contents = (read_content("bundle", bundle, HashCache(work / "hashes.json")),) if device.bundle else ()
+        contents = (
+            (read_content(bundle_link(device), bundle, HashCache(work / "hashes.json")),)
+            if device.bundle
+            else ()
+        )
         release = make_release(device, facts, version, wheels, contents, services)
         trusted_by = {service.name: "" for service in services if service.is_fleet_device}
         return Wanted(release=release, contents=contents, services=services, trusted_by=trusted_by)
