@@ -47,7 +47,7 @@ QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
 SUPPORTED = {"onnxruntime": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "fp16", "int4")}
 DATA_NAME = "model.data"
 NO_TEMPLATE = "none"
-EXPORTER = 5  # raised when the same source gives another graph, other weights or another identity
+EXPORTER = 6  # raised when the same source gives another graph, other weights or another identity
 OPSET = 21  # ONNX Runtime >= 1.20
 STANDARD_OPSET = 17  # the newest that TensorRT 8.5 documents
 INT4_OPSET = 21  # blocked DequantizeLinear of INT4 came with it; TensorRT >= 10

@@ -1,7 +1,7 @@
 """Keys and values of one context, in place: the graph writes new rows, nothing old is copied.
 
 Each layer has keys [n_kv, C, dim] and values [n_kv, C, dim + 1] (a column of ones beside them). Attention
-runs over all of the capacity C, so C grows in small steps.
+runs over all of the capacity C, so C grows in small steps, and a long conversation gives it back.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ KV_BLOCK = 128
 # that a step's part of the copies stays below GROWTH_SHARE rows however long the text becomes.
 GROWTH_ROWS = 32
 GROWTH_SHARE = 16
+# Given back when a conversation leaves less than one row in SHRINK_FACTOR in use, but never below KEPT_ROWS:
+# binding new buffers takes as long as some steps, and so few rows hardly show in one.
+KEPT_ROWS = 256
+SHRINK_FACTOR = 2
 
 
 class KvCache:
     """Buffers by graph input name, and how many rows of them are committed.
 
     moved_bytes  rows of kept paths that were moved up, in all
-    grown_bytes  rows that were copied into larger buffers, in all
+    grown_bytes  rows that were copied into buffers of another size, in all
+    allocation   counts up whenever the buffers are new ones and must be bound again
     """
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
@@ -34,7 +39,7 @@ class KvCache:
             self.widths[f"v.{layer}"] = head_dim + 1
         self.num_kv_heads = num_kv_heads
         self.length = 0
-        self.moved_bytes = self.grown_bytes = 0
+        self.moved_bytes = self.grown_bytes = self.allocation = 0
         self.capacity = GROWTH_ROWS
         self.buffers = {name: self.allocate(width) for name, width in self.widths.items()}
 
@@ -43,29 +48,35 @@ class KvCache:
         return np.zeros((self.num_kv_heads, self.capacity, width), np.float32)
 
     def reserve(self, rows: int) -> bool:
-        """Make room for `rows` rows; True when the buffers are new ones and must be bound again."""
+        """Make room for `rows` rows; True when the buffers are new ones."""
         if rows <= self.capacity:
             return False
-        wanted = max(rows, self.capacity + self.capacity // GROWTH_SHARE)
-        self.capacity = -(-wanted // GROWTH_ROWS) * GROWTH_ROWS
-        for name, width in self.widths.items():
-            grown = self.allocate(width)
-            grown[:, : self.length] = self.buffers[name][:, : self.length]
-            self.grown_bytes += grown[:, : self.length].nbytes
-            self.buffers[name] = grown
+        self.resize(max(rows, self.capacity + self.capacity // GROWTH_SHARE))
         return True
+
+    def resize(self, rows: int) -> None:
+        """New buffers for at least `rows` rows, the committed ones copied into them."""
+        self.capacity = -(-rows // GROWTH_ROWS) * GROWTH_ROWS
+        self.allocation += 1
+        for name, width in self.widths.items():
+            resized = self.allocate(width)
+            resized[:, : self.length] = self.buffers[name][:, : self.length]
+            self.grown_bytes += resized[:, : self.length].nbytes
+            self.buffers[name] = resized
 
     def keep(self, path: list[int]) -> None:
         """Commit the rows of `path` among those written past `length`, in that order."""
-        source = [self.length + node for node in path]
-        target = range(self.length, self.length + len(path))
-        moved = [(s, t) for s, t in zip(source, target, strict=True) if s != t]
-        if moved:
-            sources, targets = [s for s, _ in moved], [t for _, t in moved]
-            for buffer in self.buffers.values():
-                buffer[:, targets] = buffer[:, sources]
-                self.moved_bytes += buffer[:, targets].nbytes
+        moves = [
+            (self.length + node, self.length + index) for index, node in enumerate(path) if index != node
+        ]
+        for buffer in self.buffers.values() if moves else ():
+            for source, target in moves:  # towards the front and in order: none is lost
+                buffer[:, target] = buffer[:, source]
+            self.moved_bytes += len(moves) * buffer[:, 0].nbytes
         self.length += len(path)
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
+        needed = max(KEPT_ROWS, self.length + GROWTH_ROWS)
+        if self.capacity >= SHRINK_FACTOR * needed:
+            self.resize(needed)

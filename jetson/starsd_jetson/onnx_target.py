@@ -52,7 +52,7 @@ class OnnxTarget(ContextTarget):
         self.shapes = shapes
         self.group = shapes.num_heads // shapes.num_kv_heads
         self.cache = KvCache(shapes.num_layers, shapes.num_kv_heads, shapes.head_dim)
-        self.bound_capacity = self.cache.capacity
+        self.bound_allocation = self.cache.allocation
         self.passes: dict[tuple[int, int], Pass] = {}
         length = granted_len(bundle, max_len)
         spec = TargetSpec(shapes.vocab_size, shapes.feature_size, length, Invariance(bitwise=True))
@@ -81,8 +81,8 @@ class OnnxTarget(ContextTarget):
 
     def prepare(self, rows: int, logit_rows: int) -> Pass:
         self.cache.reserve(self.cache.length + rows)
-        if self.bound_capacity != self.cache.capacity:
-            self.bound_capacity = self.cache.capacity
+        if self.bound_allocation != self.cache.allocation:
+            self.bound_allocation = self.cache.allocation
             self.passes.clear()  # they bind the old buffers
         step = self.passes.get((rows, logit_rows))
         if step is None:
