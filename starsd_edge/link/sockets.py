@@ -11,11 +11,11 @@ import ipaddress
 import os
 import sys
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import zmq
 
-from starsd_edge.errors import ConfigError
+from starsd_edge.errors import ConfigError, LinkError
 from starsd_edge.link.keys import KeyPair
 
 __all__ = [
@@ -60,9 +60,22 @@ RECONNECT_FIRST_MS = 100
 RECONNECT_MAX_MS = 5_000
 
 
+class ProcessContext(zmq.Context["zmq.Socket[bytes]"]):
+    """A context that refuses to be used in a fork, where sockets would open, "send", and reach nobody."""
+
+    made_in = 0  # process id
+
+    def socket(self, *args: Any, **kwargs: Any) -> SyncSocket:
+        if os.getpid() != self.made_in:
+            raise LinkError("this process was forked from one that has a link: start it with `spawn` instead")
+        return super().socket(*args, **kwargs)
+
+
 def make_context(io_threads: int = IO_THREADS) -> zmq.Context[SyncSocket]:
-    """A context of this process's own: one is not shared with a fork."""
-    return zmq.Context(io_threads=io_threads)
+    """A context of this process's own. Its `socket` raises LinkError in a fork."""
+    context = ProcessContext(io_threads=io_threads)
+    context.made_in = os.getpid()
+    return context
 
 
 def service_socket(context: zmq.Context[SyncSocket], key: KeyPair | None) -> SyncSocket:

@@ -20,7 +20,7 @@ from typing import Protocol
 import zmq
 
 from starsd_edge.errors import RemoteProtocolError, UsageError
-from starsd_edge.link.sockets import is_local, monitor_event
+from starsd_edge.link.sockets import is_local, make_context, monitor_event
 from starsd_edge.monitor.endpoints import tcp_address
 from starsd_edge.monitor.link_state import Link, LinkEvent, LinkState, after
 from starsd_edge.protocol.telemetry import MAX_SNAPSHOT_BYTES, TOPIC, ServiceSnapshot, decode_snapshot
@@ -105,7 +105,7 @@ class ZmqFeed:
     """A SUB socket for each source, with its event monitor."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = make_context(io_threads=1)
         self._poller = zmq.Poller()
         self._watches = [Watch(self._context, self._poller, source) for source in sources]
         self.probes = 0

@@ -181,6 +181,24 @@ def test_strangers_at_the_port_change_nothing_for_those_who_are_in(
     assert service.running.memory_mib("gateway") <= MEMORY_MIB
 
 
+def test_a_device_that_never_reads_loses_its_answers_and_holds_up_nobody(
+    service: Trusting, new_edge: Callable[..., Edge]
+) -> None:
+    """It asks and asks. A service that waited for it, or kept what it does not read, would stop or grow."""
+    edge = new_edge(JET).joined()
+    ping = encode(Ping(Head(1), 5))
+    with make_context() as context, edge_socket(context, EdgeKeys(LAPTOP, SERVICE.key.public)) as deaf:
+        deaf.rcvbuf = 4096
+        deaf.connect(service.running.address)
+        while "dropped, slow peer" not in service.running.log:
+            for _ in range(500):
+                assert deaf.poll(PATIENCE_MS, zmq.POLLOUT)
+                deaf.send_multipart(ping)
+        edge.drafts_again()
+        new_edge(JET).drafts_again()
+    assert edge.drafter.stats().counters.outages == 0
+
+
 def test_a_device_that_opens_connections_without_end_is_stopped_and_told(
     service: Trusting, new_edge: Callable[..., Edge]
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
 from starsd_edge.link.client import RemoteDrafter
-from starsd_edge.link.placement import Place, in_order
+from starsd_edge.link.edge_loop import EdgeLoop
+from starsd_edge.link.placement import Place, Placement, in_order
 from starsd_edge.protocol.session_table import SessionTable
 from tests.core.link.loopback import LoopbackService
 from tests.core.link.test_client import FAST, closing, next_tree, until
@@ -54,6 +57,40 @@ def test_a_service_that_hangs_is_replaced(closing: Callable) -> None:
     assert next_tree(drafter, 13).base_len == 13
     assert second.address == drafter.address
     assert drafter.stats().counters.outages == 1
+
+
+def test_a_new_context_goes_back_to_the_service_that_is_meant_for_the_edge(
+    closing: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sockets are closed and made by the link's thread alone, whichever thread begins the context: one
+    that is closed while another thread waits on it crashes the process."""
+    touched: set[str] = set()
+    for name in ("_connect", "_disconnect"):
+        monkeypatch.setattr(EdgeLoop, name, noting_thread(getattr(EdgeLoop, name), touched))
+    first, second = two_services(closing)
+    drafter = closing(drafter_over([first, second]))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    first.hang.set()
+    drafter.update(committed(8, 12))
+    assert next_tree(drafter, 13).base_len == 13
+    assert second.address == drafter.address
+    first.hang.clear()
+    monkeypatch.setattr(Placement, "_rested", lambda *_: True)  # half a minute later
+    drafter.start(token_at(0))
+    until(drafter, lambda: drafter.address == first.address)
+    drafter.update(committed(0, 8))
+    assert next_tree(drafter, 9).base_len == 9
+    assert touched == {"starsd-link"}
+
+
+def noting_thread(act: Callable[[EdgeLoop], None], names: set[str]) -> Callable[[EdgeLoop], None]:
+    def noted(loop: EdgeLoop) -> None:
+        names.add(threading.current_thread().name)
+        act(loop)
+
+    return noted
 
 
 def test_only_the_service_that_is_meant_for_the_edge_is_bothered(closing: Callable) -> None:
