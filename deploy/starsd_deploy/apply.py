@@ -73,12 +73,12 @@ def parse_batch(text: str, total: int) -> int:
 
 
 def batches(plans: tuple[DevicePlan, ...], size: int) -> tuple[tuple[DevicePlan, ...], ...]:
-    """Draft devices first, in one batch: targets need their keys. Then targets, `size` at a time."""
-    drafts = tuple(plan for plan in plans if plan.role is Role.DRAFT)
+    """Draft devices first, since targets need their keys, and one after the other: while one restarts, the
+    others draft for its targets. Then targets, `size` at a time."""
+    drafts = tuple((plan,) for plan in plans if plan.role is Role.DRAFT)
     targets = tuple(plan for plan in plans if plan.role is not Role.DRAFT)
     step = size or max(1, len(targets))
-    groups = [drafts] if drafts else []
-    return (*groups, *(targets[start : start + step] for start in range(0, len(targets), step)))
+    return (*drafts, *(targets[start : start + step] for start in range(0, len(targets), step)))
 
 
 def apply_plan(

@@ -7,8 +7,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import click
 
@@ -27,6 +28,8 @@ from starsd_edge.errors import StarSDError, UsageError
 
 __all__ = ["exec_", "keys", "logs", "rollback", "unlock_"]
 
+Result = TypeVar("Result")
+
 
 class _Silent:
     def step_begins(self, device: str, step: Step) -> None:
@@ -43,6 +46,25 @@ def _context(facts: Facts, sudo: SudoPassword) -> RunContext:
     return RunContext(facts=facts, sudo=sudo, peers={}, uploads=threading.Semaphore(1), observer=_Silent())
 
 
+def _on_each(
+    selection: Selection, work: Callable[[Device], Result], parallel: int = 1
+) -> tuple[dict[str, Result], tuple[StarSDError, ...]]:
+    """Results by device, and what went wrong, told already: a device that fails stops none of the others."""
+    results: dict[str, Result] = {}
+    errors: list[StarSDError] = []
+
+    def one(device: Device) -> None:
+        try:
+            results[device.name] = work(device)
+        except StarSDError as error:
+            click.echo(f"{device.name}: {str(error).removeprefix(device.name + ': ')}", err=True)
+            errors.append(error)
+
+    with ThreadPoolExecutor(max(1, parallel)) as pool:
+        list(pool.map(one, selection.devices))
+    return results, tuple(errors)
+
+
 @contextlib.contextmanager
 def _entered(selection: Selection, device: Device) -> Iterator[tuple[Connection, Facts]]:
     with selection.login.connect(device) as connection:
@@ -52,20 +74,27 @@ def _entered(selection: Selection, device: Device) -> Iterator[tuple[Connection,
 @click.command()
 @selecting
 @click.option("--to", default="", help="A release id of `status --json`; default: the one before.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True)
 @click.option("--sudo-password-file", type=click.File(), help="Instead of asking; - is stdin.")
-def rollback(selection: Selection, to: str, sudo_password_file: Any) -> None:
+def rollback(selection: Selection, to: str, yes: bool, as_json: bool, sudo_password_file: Any) -> None:
     """Make the earlier release live again. Sends nothing, removes nothing."""
+    names = [device.name for device in selection.devices]
+    if len(names) > 1 and not yes and sys.stdin.isatty():
+        click.confirm(f"Roll back {len(names)} devices: {', '.join(names)}?", abort=True, err=as_json)
     sudo = sudo_from(sudo_password_file)
-    errors: list[StarSDError | None] = []
-    for device in selection.devices:
-        try:
-            with _entered(selection, device) as (connection, facts):
-                release = roll_back(connection, device, to, _context(facts, sudo), this_holder("rollback"))
+
+    def back(device: Device) -> str:
+        with _entered(selection, device) as (connection, facts):
+            release = roll_back(connection, device, to, _context(facts, sudo), this_holder("rollback"))
+        if not as_json:
             click.echo(f"{device.name}: {release} is live")
-        except StarSDError as error:
-            click.echo(f"{device.name}: {str(error).removeprefix(device.name + ': ')}", err=True)
-            errors.append(error)
-    end_with(tuple(errors))
+        return release
+
+    live, errors = _on_each(selection, back, selection.parallel)
+    if as_json:
+        click.echo(json.dumps([{"device": name, "live": live.get(name)} for name in names], indent=1))
+    end_with(errors)
 
 
 @click.command(short_help="Print the journal of devices.")
@@ -103,15 +132,18 @@ def logs(selection: Selection, follow: bool, lines: int, sudo_password_file: Any
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(selection: Selection, words: tuple[str, ...]) -> None:
     """Run WORDS as a command on every device, one after the other."""
-    worst = 0
-    for device in selection.devices:
+
+    def run(device: Device) -> int:
         with selection.login.connect(device) as connection:
             done = connection.run_command(words)
         click.echo(f"{device.name}: exit status {done.status}")
         sys.stdout.write(done.stdout)
         sys.stderr.write(done.stderr)
-        worst = worst or done.status
-    if worst:
+        return done.status
+
+    statuses, errors = _on_each(selection, run)
+    end_with(errors)
+    if any(statuses.values()):
         raise SystemExit(1)
 
 
@@ -119,10 +151,13 @@ def exec_(selection: Selection, words: tuple[str, ...]) -> None:
 @selecting
 def unlock_(selection: Selection) -> None:
     """Take the lease away from another deployer that is known to be gone."""
-    for device in selection.devices:
+
+    def free(device: Device) -> None:
         with selection.login.connect(device) as connection:
             unlock(connection, device)
         click.echo(f"{device.name}: unlocked")
+
+    end_with(_on_each(selection, free)[1])
 
 
 @click.group()

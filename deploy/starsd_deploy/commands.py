@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 PROBE_TIMEOUT_S = 5
+KILL_AFTER_S = 5  # beyond the drain that the service itself keeps; device.sh's `restart` gives as much
 PYTHON = 'env -u PYTHONPATH "$PWD/venv/bin/python" -I -m starsd_edge'
 
 
@@ -74,11 +75,15 @@ def config_text(device: Device, root: str, services: tuple[ServiceLink, ...]) ->
 
 def gate_script(device: Device, root: str, services: tuple[ServiceLink, ...]) -> str:
     """The release's `gate`: exits 0 if the release may go live; what it prints tells why not."""
-    lines = [
-        f"echo {shlex.quote('== ' + label)}\n{PYTHON} {shlex.join(argv)}\n"
-        for label, argv in _gate(device, root, services)
-    ]
-    return _prelude(device, root) + "".join(lines)
+    if device.role is Role.DRAFT:
+        label, argv = "heads load and the service could serve", [*_draft_argv(device, root), "--check"]
+    else:
+        label, argv = (
+            "files and self-test of the bundle",
+            ["bundle", "verify", bundle_link(device), "--on-device"],
+        )
+    lines = f"echo {shlex.quote('== ' + label)}\n{PYTHON} {shlex.join(argv)}\n"
+    return _prelude(device, root) + lines + _reach(services)
 
 
 def engine_script(device: Device, root: str) -> str:
@@ -115,6 +120,8 @@ def _target_argv(device: Device, services: tuple[ServiceLink, ...]) -> list[str]
         device.endpoint_host,
         "--port",
         str(device.endpoint_port),
+        "--drain",
+        f"{device.drain_s:g}",
     ]
     if services:
         argv += ["--service", _addresses(services)]
@@ -126,14 +133,16 @@ def _addresses(services: tuple[ServiceLink, ...]) -> str:
     return ",".join(service.address for service in services)
 
 
-def _gate(device: Device, root: str, services: tuple[ServiceLink, ...]) -> list[tuple[str, list[str]]]:
-    if device.role is Role.DRAFT:
-        return [("heads load and the service could serve", [*_draft_argv(device, root), "--check"])]
-    checks = [("files and self-test of the bundle", ["bundle", "verify", bundle_link(device), "--on-device"])]
-    return checks + [
-        (f"service {s.name} at {s.address}", ["ping", s.address, "--count", "3", "--no-upload"])
-        for s in services
-    ]
+def _reach(services: tuple[ServiceLink, ...]) -> str:
+    """Shell that fails when no draft service answers. One that does is enough: a target goes over to it."""
+    if not services:
+        return ""
+    lines = ["reached=\n"]
+    for service in services:
+        ping = shlex.join(["ping", service.address, "--count", "3", "--no-upload"])
+        lines.append(f"echo {shlex.quote(f'== service {service.name} at {service.address}')}\n")
+        lines.append(f"if {PYTHON} {ping}; then reached=1; fi\n")
+    return "".join(lines) + '[ -n "$reached" ] || { echo "no draft service can be reached" >&2; exit 1; }\n'
 
 
 def _prelude(device: Device, root: str) -> str:
@@ -200,7 +209,7 @@ def unit_text(device: Device, root: str, user: str, device_groups: tuple[str, ..
         "Restart=always",
         "RestartSec=1",
         "KillMode=mixed",
-        f"TimeoutStopSec={max(1, round(device.drain_s))}",
+        f"TimeoutStopSec={round(device.drain_s) + KILL_AFTER_S}",
         "NoNewPrivileges=yes",
     ]
     if device.unit is UnitScope.SYSTEM:

@@ -273,7 +273,7 @@ restart() { # restart UNIT SCOPE DRAIN_S: end the process; its unit says Restart
     old=$(main_pid)
     [ "$old" != 0 ] || exit $NOT_RUNNING
     kill -TERM "$old" 2>/dev/null || true
-    left=$(($3 * 5))
+    left=$((($3 + 5) * 5)) # the service ends an answer itself after DRAIN_S; what is left then hangs
     while [ "$(main_pid)" = "$old" ]; do
         if [ $left -le 0 ]; then
             kill -KILL "$old" 2>/dev/null || true

@@ -49,6 +49,15 @@ LINK_LOOK_S = 1.0  # a service that is there answers the first greeting within t
     type=click.IntRange(1),
     help="Conversations whose KV cache is kept.",
 )
+@click.option(
+    "--drain",
+    "drain_s",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="For answers under way when it is told to stop.",
+)
 def command(
     bundle: str | None,
     quant: str | None,
@@ -65,6 +74,7 @@ def command(
     origins: tuple[str, ...],
     max_waiting: int,
     conversations: int,
+    drain_s: float,
 ) -> None:
     """Serve the model to programs that speak OpenAI's API.
 
@@ -110,7 +120,7 @@ def command(
         ended = threading.Event()
         threading.Thread(target=_tell_link, args=(speaker, ended), daemon=True).start()
         try:
-            serve(endpoint, listener, tls, lambda: _report(f"{speaker.model} at {url}"))
+            serve(endpoint, listener, tls, lambda: _report(f"{speaker.model} at {url}"), drain_s)
         finally:
             ended.set()
             worker.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import socket
 import ssl
 from collections.abc import Callable
@@ -15,10 +16,10 @@ from starsd_edge.endpoint.app import Endpoint, create_app
 from starsd_edge.endpoint.connection import MAX_HEAD_BYTES, Connection
 from starsd_edge.errors import ConfigError, ResourceError
 
-__all__ = ["Tls", "check_exposure", "check_tls", "make_server", "open_socket", "serve"]
+__all__ = ["DRAIN_S", "Tls", "check_exposure", "check_tls", "make_server", "open_socket", "serve"]
 
 BACKLOG = 64
-DRAIN_S = 10  # for answers under way when the server is told to stop
+DRAIN_S = 60.0  # for answers under way when the server is told to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +80,24 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    endpoint: Endpoint, listener: socket.socket, tls: Tls | None, on_listening: Callable[[], None]
+    endpoint: Endpoint,
+    listener: socket.socket,
+    tls: Tls | None,
+    on_listening: Callable[[], None],
+    drain_s: float = DRAIN_S,
 ) -> None:
-    """Answer requests until SIGINT or SIGTERM; then let running answers end.
+    """Answer requests until SIGINT or SIGTERM; then let running answers end, for `drain_s` at most. A second
+    SIGINT ends at once.
 
     `on_listening` is called when clients can connect; the first are answered right after it.
     """
-    server = make_server(endpoint, tls)
+    server = make_server(endpoint, tls, drain_s)
     listener.listen(BACKLOG)
     on_listening()
     server.run(sockets=[listener])
 
 
-def make_server(endpoint: Endpoint, tls: Tls | None = None) -> uvicorn.Server:
+def make_server(endpoint: Endpoint, tls: Tls | None = None, drain_s: float = DRAIN_S) -> uvicorn.Server:
     """A server that can also be run in a thread, and stopped with `should_exit`."""
     return uvicorn.Server(
         uvicorn.Config(
@@ -102,7 +108,7 @@ def make_server(endpoint: Endpoint, tls: Tls | None = None) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=math.ceil(drain_s),
             lifespan="off",
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -161,6 +162,7 @@ def fleet_toml(site: Site) -> Path:
             f'root = "{device.root}"',
         ]
         lines += [f'roles = ["{device.role.value}"]', 'unit = "user"']
+        lines += [f"draft_port = {device.draft_port}", f"endpoint_port = {device.endpoint_port}"]
         lines += ['bundle = "b"', 'service = ["desk"]'] if device.role is Role.TARGET else []
     path = site.folder / "fleet.toml"
     path.write_text("\n".join(lines))
@@ -194,9 +196,10 @@ def plan_for(name: str, role: Role = Role.TARGET) -> DevicePlan:
 
 
 def test_drafts_go_first_and_targets_in_batches() -> None:
-    plans = (plan_for("a"), plan_for("d", Role.DRAFT), plan_for("b"), plan_for("c"))
-    assert [[p.device for p in group] for group in batches(plans, 2)] == [["d"], ["a", "b"], ["c"]]
-    assert [[p.device for p in group] for group in batches(plans, 0)] == [["d"], ["a", "b", "c"]]
+    drafts = (plan_for("d", Role.DRAFT), plan_for("e", Role.DRAFT))
+    plans = (plan_for("a"), *drafts, plan_for("b"), plan_for("c"))
+    assert [[p.device for p in group] for group in batches(plans, 2)] == [["d"], ["e"], ["a", "b"], ["c"]]
+    assert [[p.device for p in group] for group in batches(plans, 0)] == [["d"], ["e"], ["a", "b", "c"]]
 
 
 def test_failures_beyond_the_limit_stop_the_rest(tmp_path: Path) -> None:
@@ -230,3 +233,35 @@ def test_batch_sizes(text: str, total: int, size: int) -> None:
 def test_batch_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--batch"):
         parse_batch(text, 10)
+
+
+def test_a_lost_device_stops_no_command_for_the_others(site: Site) -> None:
+    """In the order of the inventory the lost one comes first."""
+    path = fleet_toml(site)
+    path.write_text(
+        path.read_text().replace(
+            "[devices.desk]",
+            '[devices.away]\naddress = "127.0.0.1"\nport = 1\nroles = ["draft"]\n\n[devices.desk]',
+        )
+    )
+    options = ["--fleet", str(path), "--ssh-config", str(site.config)]
+    done = CliRunner().invoke(command, ["exec", *options, "--limit", "away,desk", "--", "echo", "here"])
+    assert "desk: exit status 0\nhere\n" in done.output
+    assert "away: cannot reach 127.0.0.1 port 1" in done.output
+    assert done.exit_code != 0
+    unlocked = CliRunner().invoke(command, ["unlock", *options, "--limit", "away,desk"])
+    assert "desk: unlocked" in unlocked.output
+    assert unlocked.exit_code != 0
+
+
+def test_rollback_tells_each_device_and_json_has_them_all(site: Site) -> None:
+    site.apply(site.plan("1.0"))
+    site.apply(site.plan("2.0"))
+    options = ["--fleet", str(fleet_toml(site)), "--ssh-config", str(site.config)]
+    done = CliRunner().invoke(command, ["rollback", *options, "--yes", "--json"])
+    assert done.exit_code == 0, done.output
+    live = {each["device"]: each["live"].partition("-")[0] for each in json.loads(done.stdout)}
+    assert live == {"desk": "1.0", "nano1": "1.0"}
+    again = CliRunner().invoke(command, ["rollback", *options, "--yes", "--json"])
+    assert again.exit_code != 0
+    assert [each["live"] for each in json.loads(again.stdout)] == [None, None]

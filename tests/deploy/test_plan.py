@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starsd_deploy.blobs import Blob
-from starsd_deploy.commands import ServiceLink, bundle_link, unit_name, unit_text
+from starsd_deploy.commands import ServiceLink, bundle_link, run_script, unit_name, unit_text
 from starsd_deploy.facts import Manifest, ReleaseFacts, State
 from starsd_deploy.inventory import Device, Role
 from starsd_deploy.plan import PLAN_VERSION, Plan, Wanted, plan_device, read_plan, write_plan
@@ -226,7 +226,8 @@ def test_changed_unit_is_installed_and_the_process_restarted_only_if_it_is_anoth
     slower = msgspec.structs.replace(DEVICE, drain_s=99.0)
     assert [type(step) for step in steps_for(state, "1.0", admitted, slower)] == [InstallUnit, Confirm]
     text = unit_text(slower, state.root, FACTS.user, FACTS.device_groups)
-    assert "TimeoutStopSec=99" in text
+    assert "TimeoutStopSec=104" in text  # the service ends an answer itself before systemd kills it
+    assert "--drain 99" in run_script(slower, state.root, ())
     assert unit_name(Role.TARGET) == "starsd-target.service"
 
 

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import openai
+import uvicorn
 
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Speaker
 from starsd_edge.endpoint.app import Endpoint
 from starsd_edge.endpoint.guard import Guard
-from starsd_edge.endpoint.server import make_server, open_socket
+from starsd_edge.endpoint.server import DRAIN_S, make_server, open_socket
 from starsd_edge.endpoint.worker import Worker
 
 try:  # whichever the openai package came with
@@ -33,6 +34,7 @@ class Served:
 
     port: int
     endpoint: Endpoint
+    server: uvicorn.Server
 
     @property
     def url(self) -> str:
@@ -51,6 +53,7 @@ def serving(
     guard: Guard | None = None,
     keep_alive_s: float = 10.0,
     body_timeout_s: float = 60.0,
+    drain_s: float = DRAIN_S,
 ) -> Iterator[Served]:
     worker = Worker(speaker, max_waiting)
     endpoint = Endpoint(
@@ -62,7 +65,7 @@ def serving(
         keep_alive_s=keep_alive_s,
         body_timeout_s=body_timeout_s,
     )
-    server = make_server(endpoint)
+    server = make_server(endpoint, drain_s=drain_s)
     with open_socket("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -70,7 +73,7 @@ def serving(
             while not server.started:
                 time.sleep(0.005)
                 assert thread.is_alive()
-            yield Served(listener.getsockname()[1], endpoint)
+            yield Served(listener.getsockname()[1], endpoint, server)
         finally:
             worker.close()
             server.should_exit = True

@@ -1,0 +1,76 @@
+"""Told to stop in the middle of an answer: it ends first, or is cut when its time is up."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from starsd_edge.decoding.roles import TargetOutput
+from starsd_edge.decoding.tree import DraftTree
+from tests.core.chat.toys import CountingTarget, toy_speaker
+from tests.core.endpoint.serving import Served, httpx, serving
+
+FOX = "The quick brown fox jumps over the lazy dog."
+ASK = {"model": "toy", "messages": [{"role": "user", "content": "go"}], "stream": True}
+
+
+class Gated(CountingTarget):
+    """Holds the forward after its first ones until it is let go on."""
+
+    go_on = threading.Event()
+    free_forwards = 3
+
+    def forward(self, tree: DraftTree) -> TargetOutput:
+        self.free_forwards -= 1
+        if self.free_forwards < 0:
+            assert self.go_on.wait(120)
+        return super().forward(tree)
+
+
+@pytest.fixture(autouse=True)
+def gate() -> threading.Event:
+    Gated.go_on = threading.Event()
+    return Gated.go_on
+
+
+def stop_listening(served: Served) -> None:
+    """What SIGTERM does; returns when nobody new is let in."""
+    served.server.should_exit = True
+    while True:
+        try:
+            httpx.get(f"{served.url}/health", timeout=5)
+        except httpx.HTTPError:
+            return
+
+
+def said(lines: list[str]) -> str:
+    return "".join(
+        json.loads(line[6:])["choices"][0]["delta"].get("content", "")
+        for line in lines
+        if line.startswith("data: {")
+    )
+
+
+def test_an_answer_under_way_ends_first(gate: threading.Event) -> None:
+    with (
+        serving(toy_speaker(target=Gated, script=FOX)) as served,
+        httpx.stream("POST", f"{served.url}/v1/chat/completions", json=ASK, timeout=120) as response,
+    ):
+        lines = response.iter_lines()
+        begun = [next(lines)]
+        stop_listening(served)
+        gate.set()
+        assert said(begun + list(lines)) == FOX
+
+
+def test_an_answer_that_takes_too_long_is_cut(gate: threading.Event) -> None:
+    with serving(toy_speaker(target=Gated, script=FOX), drain_s=0.0) as served:
+        with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=ASK, timeout=120) as response:
+            lines = response.iter_lines()
+            next(lines)
+            served.server.should_exit = True
+            with pytest.raises(httpx.HTTPError):
+                list(lines)
+        gate.set()
