@@ -76,8 +76,8 @@ BUSY_REASONS = {
     RefuseReason.SESSIONS: BusyReason.SESSIONS,
     RefuseReason.MEMORY: BusyReason.MEMORY,
     RefuseReason.RATE: BusyReason.RATE,
-    RefuseReason.QUEUE: BusyReason.RATE,
-    RefuseReason.LOAD: BusyReason.OTHER,
+    RefuseReason.QUEUE: BusyReason.QUEUE,
+    RefuseReason.LOAD: BusyReason.LOAD,
     RefuseReason.DRAINING: BusyReason.DRAINING,
 }
 MAX_SEATS = 1024  # sessions that may be known at once; those without a slot cost a few kilobytes each

@@ -21,6 +21,15 @@ SATURATED_BUSY = 0.90  # and the engine has no idle time left to give
 FALLEN_ACCEPTANCE = 0.8  # of what the device had since its service started
 MIN_DRAFTS = 50  # fewer trees than this say nothing about acceptance
 FULL_KV = 0.98
+# What a service refuses by, in words; it may have reasons that this version does not know.
+LIMITS = {
+    "sessions": "sessions of one device (--device-sessions)",
+    "memory": "KV slots (--max-sessions)",
+    "rate": "rows a second of one device",
+    "queue": "waiting rows of one device",
+    "load": "rows of all devices together",
+    "draining": "about to stop",
+}
 
 
 class Severity(IntEnum):
@@ -67,7 +76,7 @@ def service_alarms(name: str, view: ServiceView) -> list[Alarm]:
         why = f"{view.engine.kv_rows_used} of {view.engine.kv_rows_total} rows: idle sessions are evicted"
         alarms.append(Alarm(Severity.WARNING, "KV cache full", name, why))
     if view.refusals:
-        why = ", ".join(f"{count} x {reason}" for reason, count in view.refusals.items())
+        why = ", ".join(f"{count} x {LIMITS.get(reason, reason)}" for reason, count in view.refusals.items())
         alarms.append(Alarm(Severity.WARNING, "sessions refused", name, why))
     if view.snapshot.draining:
         alarms.append(Alarm(Severity.WARNING, "draining", name, "takes no new sessions and is about to stop"))

@@ -79,9 +79,11 @@ class BusyReason(IntEnum):
     OTHER = 0
     SESSIONS = 1  # this device has as many sessions as it may
     MEMORY = 2  # no KV slot is free
-    RATE = 3  # this device asks for more than its share
+    RATE = 3  # this device brings rows faster than it may
     DRAINING = 4  # the service is about to stop
     STARTING = 5  # the engine is loading or restarting
+    QUEUE = 6  # this device has as many rows waiting as it may
+    LOAD = 7  # all devices together bring as much as the service takes
 
     @property
     def text(self) -> str:
@@ -92,9 +94,11 @@ BUSY_TEXTS = {
     BusyReason.OTHER: "the draft service is busy",
     BusyReason.SESSIONS: "this device already has as many sessions as the draft service allows",
     BusyReason.MEMORY: "the draft service has no memory left for another session",
-    BusyReason.RATE: "this device asks for more than its share of the draft service",
+    BusyReason.RATE: "this device brings more rows a second than the draft service takes from one",
     BusyReason.DRAINING: "the draft service is about to stop",
     BusyReason.STARTING: "the draft service is starting",
+    BusyReason.QUEUE: "this device already has as many rows waiting as the draft service allows one",
+    BusyReason.LOAD: "all devices together bring as many rows as the draft service takes",
 }
 
 

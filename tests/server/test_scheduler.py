@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +51,10 @@ class Desk:
         self.trees: list[SessionKey] = []
         self.steps = 0
         self.served_rows: dict[str, int] = {}
+        self.rows: dict[SessionKey, int] = {}  # of every open session, run since it was opened
+        self.rooted_at: dict[SessionKey, int] = {}  # how many of them its newest tree stands on
+        self.growing: set[SessionKey] = set()  # whose tree is not done
+        self._replaced: set[SessionKey] = set()  # closed or opened since the step began
         self._levels, self._limits = levels, limits
         self._left: dict[SessionKey, int] = {}
         self.open_keys: set[SessionKey] = set()
@@ -61,14 +67,26 @@ class Desk:
         for action in actions:
             if isinstance(action, Admit):
                 self.open_keys.add(action.key)
+                self._forget(action.key)
+                self.rows[action.key] = 0
             elif isinstance(action, Evict):
                 self.open_keys.discard(action.key)
                 self._left.pop(action.key, None)
+                self._forget(action.key)
             elif isinstance(action, RunStep):
                 assert self.step is None, "a step was started while one ran"
                 self.step = action.turns
+                self._replaced.clear()
+        if isinstance(event, Close):
+            self._forget(event.key)
         self._check()
         return actions
+
+    def _forget(self, k: SessionKey) -> None:
+        self.rows.pop(k, None)
+        self.rooted_at.pop(k, None)
+        self.growing.discard(k)
+        self._replaced.add(k)
 
     def _check(self) -> None:
         """What must hold after every event."""
@@ -86,6 +104,7 @@ class Desk:
         beams = []
         for turn in self.step:
             self.served_rows[turn.key.device] = self.served_rows.get(turn.key.device, 0) + turn.rows
+            self._note(turn)
             if turn.starts_tree:
                 self._left[turn.key] = self._levels
             beams.append(0)
@@ -95,9 +114,21 @@ class Desk:
                     beams[-1] = 4
                 elif turn.key in self.open_keys:
                     self.trees.append(turn.key)
+                    self.growing.discard(turn.key)
         self.step = None
         self.steps += 1
         return self.send(StepEnded(tuple(beams), failed))
+
+    def _note(self, turn: Turn) -> None:
+        """What a turn did for the session that asked for it."""
+        k = turn.key
+        if k in self._replaced:
+            return
+        if turn.phase is Phase.EXTEND:
+            self.rows[k] += turn.rows
+        if turn.starts_tree:
+            self.rooted_at[k] = self.rows[k]
+            self.growing.add(k)
 
     def open(self, *keys: SessionKey) -> None:
         for k in keys:
@@ -114,26 +145,41 @@ def scripts(draw: st.DrawFn) -> list[tuple[str, int]]:
     return draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 8)), max_size=60))
 
 
+@dataclass
+class Asked:
+    """What an open session has asked for since it was opened: rows, and whether a tree on top of them."""
+
+    rows: int = 0
+    tree: bool = False
+
+
 @settings(max_examples=150)
 @given(scripts(), st.sampled_from(list(Policy)))
 def test_no_script_makes_it_idle_overfill_or_forget(script: list[tuple[str, int]], policy: Policy) -> None:
-    """The desk checks its invariants after every event; in the end everything that was asked is served."""
+    """The desk checks its invariants after every event; in the end everything that was asked is served: every
+    row of every session that is still open, and a whole tree on top of them where one was wanted."""
     desk, now = Desk(SMALL, policy), 0.0
     names = [key(f"device{i % 3}", i // 3) for i in range(9)]
-    asked: dict[SessionKey, int] = {}
+    asked: dict[SessionKey, Asked] = {}
     for what, which in script:
         k, now = names[which], now + 1.0
         if what == "open" and k not in desk.open_keys:
+            asked[k] = Asked()
             desk.send(Open(k, "head", now))
         elif what in ("round", "prompt") and k in desk.open_keys:
-            desk.send(Arrive(k, 3 if what == "round" else 40, what == "round", now))
+            rows, tree = (3, True) if what == "round" else (40, False)
+            actions = desk.send(Arrive(k, rows, tree, now))
+            assert not any(isinstance(action, Refuse) for action in actions)
+            asked[k] = Asked(asked[k].rows + rows, tree)
         elif what == "close":
             desk.open_keys.discard(k)
             desk.send(Close(k))
         elif what == "end" and desk.step is not None:
             desk.end_step()
         elif what == "fail" and desk.step is not None:
-            desk.end_step(frozenset({desk.step[0].key}))
+            failed = desk.step[0].key
+            desk.end_step(frozenset({failed}))
+            asked[failed] = Asked(desk.rows.get(failed, 0))  # what it had queued is dropped
         elif what == "tick":
             desk.send(Tick(now))
         asked = {k: n for k, n in asked.items() if k in desk.open_keys}
@@ -143,6 +189,11 @@ def test_no_script_makes_it_idle_overfill_or_forget(script: list[tuple[str, int]
         desk.end_step()
     assert desk.step is None
     assert desk.scheduler.num_waiting == 0
+    assert {k: asked[k].rows for k in desk.open_keys} == desk.rows
+    for k in desk.open_keys:
+        if asked[k].tree:
+            assert asked[k].rows == desk.rooted_at[k]
+            assert k not in desk.growing
 
 
 def test_a_session_that_becomes_ready_joins_the_very_next_step() -> None:

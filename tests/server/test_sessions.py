@@ -187,9 +187,9 @@ def test_two_heads_draft_side_by_side_what_each_drafts_alone() -> None:
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (Limits(device_queue_rows=30), BusyReason.RATE),
-        (Limits(queue_rows=30), BusyReason.OTHER),
-        (Limits(rows_per_s=10.0), BusyReason.OTHER),
+        (Limits(device_queue_rows=30), BusyReason.QUEUE),
+        (Limits(queue_rows=30), BusyReason.LOAD),
+        (Limits(rows_per_s=10.0), BusyReason.LOAD),
         (Limits(device_rows_per_s=10.0), BusyReason.RATE),
     ],
 )

@@ -234,10 +234,12 @@ class TestAlarms:
 
     def test_refusals_full_memory_and_strangers_are_named(self) -> None:
         def at(seconds: float, refused: int) -> ServiceSnapshot:
-            engine = EngineSnapshot(kv_rows_used=100, kv_rows_total=100, refusals={"sessions": refused})
+            engine = EngineSnapshot(
+                kv_rows_used=100, kv_rows_total=100, refusals={"sessions": refused, "new": 1}
+            )
             return ServiceSnapshot("b", int(seconds), seconds, engine=engine, draining=True)
 
         found = self.found(of_snapshots(at(1.0, 2), at(2.0, 5)))
-        assert found["sessions refused"] == "3 x sessions"
+        assert found["sessions refused"] == "3 x sessions of one device (--device-sessions)"
         assert {"KV cache full", "draining"} <= set(found)
         assert "unknown key" in self.found(watched())["key refused"]
