@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from starsd_edge.types import FeatureArray, Float32Array, TokenArray
+from starsd_edge.types import BoolArray, FeatureArray, Float32Array, TokenArray
 from starsd_server.heads.candidates import candidates
-from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth
+from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth, add_level
 from starsd_server.kv_cache import KvCache
 from starsd_server.rows import RowHead
 
@@ -59,11 +59,15 @@ class SessionRows:
     blocked: Float32Array | None = field(default=None, repr=False)
 
     @property
-    def beams(self) -> Beams:
-        """Rows of the tree's next level; only while its last outcome was Advanced."""
+    def tree(self) -> TreeGrowth:
+        """The tree that grows; only while one does."""
         assert self.growth is not None
-        assert self.growth.beams is not None
-        return self.growth.beams
+        return self.growth
+
+    @property
+    def beams(self) -> Beams:
+        """Rows of the tree's next level; only while one grows."""
+        return self.tree.beams
 
     def drop_tree(self) -> None:
         self.growth = self.output = self.blocked = None
@@ -237,9 +241,8 @@ class Engine(OwnThread):
 
     def narrow(self, session: SessionRows, floor: float) -> Outcome:
         """See StepEngine."""
-        assert session.growth is not None
-        beams = session.growth.narrow(floor)
-        return self._finish(session) if beams is None else Advanced(len(beams))
+        session.tree.narrow(floor)
+        return self._outcome(session)
 
     def _admit(self, items: list[WorkItem], outcomes: list[Outcome]) -> list[_Block]:
         """The rows that may run, side by side; refusals go into `outcomes`."""
@@ -288,8 +291,7 @@ class Engine(OwnThread):
     def _tokens(self, item: WorkItem) -> TokenArray:
         if isinstance(item, Extend):
             return item.tokens
-        tokens: TokenArray = self._to_target[item.session.beams.tokens]
-        return tokens
+        return item.session.beams.tokens
 
     def _positions(self, item: WorkItem) -> TokenArray:
         """Head positions: row i of the context is at i, a tree row of depth d at `committed - 1 + d`."""
@@ -375,21 +377,31 @@ class Engine(OwnThread):
         if not wanting:
             return
         chosen = self._scored_rows(wanting, output)
-        top_k = max(self._limits(b.item).top_k for b in wanting)
-        best, ids = candidates(self._head.log_probs(chosen), top_k)
-        log_probs, tokens = best.cpu().numpy(), ids.cpu().numpy()
-        finite = np.isfinite(log_probs).all(axis=1)
-        row = 0
+        trees = [block.item.session.tree for block in wanting]
+        best, ids = candidates(self._head.log_probs(chosen), max([tree.limits.top_k for tree in trees]))
+        log_probs, tokens = best.cpu().numpy(), self._to_target[ids.cpu().numpy()]
+        if not np.isfinite(log_probs).all():
+            usable = self._refuse_poisoned(wanting, log_probs, outcomes)
+            log_probs, tokens = log_probs[usable], tokens[usable]
+            wanting = [block for block in wanting if block.item.session.growth is not None]
+            trees = [block.item.session.tree for block in wanting]
+        add_level(trees, log_probs, tokens)
         for block in wanting:
-            count = block.item.num_rows if isinstance(block.item, Grow) else 1
-            own = slice(row, row + count)
-            row += count
-            if not finite[own].all():
+            outcomes[block.index] = self._outcome(block.item.session)
+
+    def _refuse_poisoned(
+        self, wanting: list[_Block], log_probs: Float32Array, outcomes: list[Outcome]
+    ) -> BoolArray:
+        """Undo what led to scores [m, k] that are not finite; which of the rows may be used, bool [m]."""
+        finite: BoolArray = np.logical_and.reduce(np.isfinite(log_probs), axis=1)
+        end = 0
+        for block in wanting:
+            start, end = end, end + len(block.item.session.beams)
+            if not finite[start:end].all():
+                finite[start:end] = False
                 self._undo(block.item)
                 outcomes[block.index] = Refused("the draft head computed NaN from this session's rows")
-                continue
-            k = self._limits(block.item).top_k
-            outcomes[block.index] = self._advance(block.item, log_probs[own, :k], tokens[own, :k])
+        return finite
 
     def _scored_rows(self, wanting: list[_Block], output: Tensor | None) -> Tensor:
         """[m, H]: every beam, and the last committed row of those that begin a tree; begins those trees."""
@@ -429,27 +441,14 @@ class Engine(OwnThread):
         """Rows that led to NaN are no rows: forget them."""
         self.rewind(item.session, item.start if isinstance(item, Extend) else item.session.committed)
 
-    def _limits(self, item: WorkItem) -> GrowthLimits:
-        if isinstance(item, Extend):
-            assert item.limits is not None
-            return item.limits
-        assert item.session.growth is not None
-        return item.session.growth.limits
-
-    def _advance(self, item: WorkItem, log_probs: Float32Array, tokens: TokenArray) -> Outcome:
-        session = item.session
-        growth = session.growth
-        assert growth is not None
-        beams = growth.add(log_probs, tokens)
-        if beams is not None and self.kv.length(session.slot) + len(beams) <= self.kv.max_len:
-            return Advanced(len(beams))
-        return self._finish(session)
-
-    def _finish(self, session: SessionRows) -> TreeReady:
-        assert session.growth is not None
-        tree = session.growth.finish()
+    def _outcome(self, session: SessionRows) -> Outcome:
+        """What the newest level of the session's tree makes of it."""
+        beams = len(session.beams)
+        if beams and self.kv.length(session.slot) + beams <= self.kv.max_len:
+            return Advanced(beams)
+        tree = session.tree.finish()
         self.rewind(session, session.committed)  # drops the tree's rows
-        return TreeReady(self._to_target[tree.tokens], tree.parents, np.exp(tree.scores))
+        return TreeReady(tree.tokens, tree.parents, np.exp(tree.scores))
 
 
 def _gather(output: Tensor | None, rows: list[NDArray[np.int64]]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from starsd_edge.decoding.tree import DraftTree
 from starsd_server.heads.candidates import candidates
-from starsd_server.heads.grow import GrownTree, GrowthLimits, TreeGrowth, VerifyCosts
+from starsd_server.heads.grow import GrownTree, GrowthLimits, TreeGrowth, VerifyCosts, add_level
 
 GOLDEN = Path(__file__).parent / "golden" / "eagle" / "cases"
 SETTINGS = [(60, 10), (16, 10), (60, 4), (16, 4)]
@@ -24,8 +25,9 @@ def grow(offers: list[tuple[np.ndarray, np.ndarray]], limits: GrowthLimits) -> T
     """Feed level after level of `offers`, each for all beams, best beam first."""
     growth = TreeGrowth(limits)
     for log_probs, tokens in offers:
-        rows = 1 if growth.depth == 0 else len(growth.beams)
-        if growth.add(log_probs[:rows], tokens[:rows]) is None:
+        rows = len(growth.beams)
+        add_level([growth], log_probs[:rows], tokens[:rows])
+        if not growth.beams:
             break
     return growth
 
@@ -60,22 +62,23 @@ def test_the_reference_trees_come_out_of_its_scores(case: str, nodes: int, top_k
 
 @st.composite
 def scripted_offers(draw: st.DrawFn) -> tuple[list[tuple[np.ndarray, np.ndarray]], GrowthLimits]:
-    """Offers full of ties, for small trees."""
+    """Offers full of ties, within levels and between them, for small trees."""
     top_k = draw(st.integers(1, 4))
     limits = GrowthLimits(draw(st.integers(1, 20)), top_k, draw(st.integers(0, 4)))
+    ids = np.arange(top_k, dtype=np.int32)
     levels = []
     for depth in range(limits.steps + 1):
-        rows = 1 if depth == 0 else top_k
-        drawn = draw(
-            st.lists(st.sampled_from([0.0, -0.5, -1.0, -4.0]), min_size=rows * top_k, max_size=rows * top_k)
-        )
-        levels.append(
-            (
-                -np.sort(-np.array(drawn, np.float32).reshape(rows, top_k)),
-                np.tile(np.arange(top_k, dtype=np.int32), (rows, 1)),
-            )
-        )
+        rows = [draw(offered_rows(top_k)) for _ in range(1 if depth == 0 else top_k)]
+        levels.append((np.stack(rows), np.tile(ids, (len(rows), 1))))
     return levels, limits
+
+
+@st.composite
+def offered_rows(draw: st.DrawFn, top_k: int) -> np.ndarray:
+    """Log-probabilities, falling: of powers of two, and sometimes of all that there is."""
+    weights = np.array(sorted(draw(st.lists(st.sampled_from([1, 2, 8, 64]), min_size=top_k, max_size=top_k))))
+    total = weights.sum() if draw(st.booleans()) else 2 ** math.ceil(math.log2(weights.sum()))
+    return np.log(weights[::-1] / total).astype(np.float32)
 
 
 @given(scripted_offers())
@@ -98,11 +101,7 @@ def test_pruned_beams_change_no_tree(case: tuple[list[tuple[np.ndarray, np.ndarr
     """Against growing every beam to the full depth, as the reference does."""
     offers, limits = case
     roomy = GrowthLimits(10_000, limits.top_k, limits.steps)  # nothing is ever full, so nothing is pruned
-    full = grow(offers, roomy).finish().first(limits.max_nodes - 1)
-    tree = grow(offers, limits).finish()
-    np.testing.assert_array_equal(full.scores, tree.scores)
-    np.testing.assert_array_equal(full.tokens, tree.tokens)
-    np.testing.assert_array_equal(full.parents, tree.parents)
+    assert_first_nodes(limits.max_nodes - 1, grow(offers, roomy).finish(), grow(offers, limits).finish())
 
 
 @st.composite
@@ -123,12 +122,56 @@ def test_beams_that_cannot_pay_change_no_tree(
     size = min(limits.max_nodes, len(costs.seconds))
     costs = VerifyCosts(costs.seconds[:size], costs.wait_s)
     roomy = GrowthLimits(10_000, limits.top_k, limits.steps)
-    full = grow(offers, roomy).finish().first(size - 1)
-    full = full.first(costs.worth(np.exp(full.scores)))
+    full = grow(offers, roomy).finish()
+    gains = np.cumsum(np.exp(np.concatenate([[0], full.scores], dtype=np.float32)), dtype=np.float64)[:size]
+    worth = int((gains / (costs.seconds + costs.wait_s)[: len(gains)]).argmax())
     tree = grow(offers, GrowthLimits(size, limits.top_k, limits.steps, costs)).finish()
-    np.testing.assert_array_equal(full.scores, tree.scores)
-    np.testing.assert_array_equal(full.tokens, tree.tokens)
-    np.testing.assert_array_equal(full.parents, tree.parents)
+    assert_first_nodes(worth, full, tree)
+
+
+@given(st.lists(st.tuples(scripted_offers(), st.none() | cost_curves()), min_size=2, max_size=5))
+def test_trees_that_grow_together_are_those_that_grow_alone(
+    cases: list[tuple[tuple[list[tuple[np.ndarray, np.ndarray]], GrowthLimits], VerifyCosts | None]],
+) -> None:
+    """Of different sizes, widths and depths, in one step after the other; each ends when it is done."""
+    plans = [(offers, with_costs(limits, costs)) for (offers, limits), costs in cases]
+    together = [TreeGrowth(limits) for _, limits in plans]
+    widest = max(limits.top_k for _, limits in plans)
+    for depth in range(max(limits.steps for _, limits in plans) + 1):
+        growing = [number for number, tree in enumerate(together) if tree.beams]
+        if not growing:
+            break
+        rows = [
+            [padded(level[: len(together[n].beams)], widest) for level in plans[n][0][depth]] for n in growing
+        ]
+        log_probs, tokens = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+        add_level([together[number] for number in growing], log_probs, tokens)
+    for (offers, limits), tree in zip(plans, together, strict=True):
+        alone = grow(offers, limits).finish()
+        assert_first_nodes(len(alone.tokens), alone, tree.finish())
+
+
+def with_costs(limits: GrowthLimits, costs: VerifyCosts | None) -> GrowthLimits:
+    if costs is None:
+        return limits
+    return replace(limits, costs=VerifyCosts(costs.seconds[: limits.max_nodes], costs.wait_s))
+
+
+def padded(level: np.ndarray, width: int) -> np.ndarray:
+    """What a wider tree of the step is offered besides: better than anything of this one, and not for it."""
+    return np.pad(level, ((0, 0), (0, width - level.shape[1])))
+
+
+def assert_first_nodes(count: int, expected: GrownTree, tree: GrownTree) -> None:
+    """`tree` is the first `count` nodes of the `expected` one."""
+    np.testing.assert_array_equal(expected.scores[:count], tree.scores)
+    np.testing.assert_array_equal(expected.tokens[:count], tree.tokens)
+    np.testing.assert_array_equal(expected.parents[:count], tree.parents)
+
+
+def test_costs_must_be_those_of_every_size() -> None:
+    with pytest.raises(ValueError, match="19 costs"):
+        GrowthLimits(20, 4, 5, VerifyCosts(np.ones(19), 0.0))
 
 
 @settings(max_examples=300)
@@ -142,11 +185,13 @@ def test_a_narrowed_tree_has_all_that_was_grown_in_the_order_it_would_have_had(
     whole = grow(offers, limits).finish()
     growth, depth_of_floor = TreeGrowth(limits), []
     for (log_probs, tokens), floor in zip(offers, floors, strict=False):
-        rows = 1 if growth.depth == 0 else len(growth.beams)
-        if growth.add(log_probs[:rows], tokens[:rows]) is None:
+        rows = len(growth.beams)
+        add_level([growth], log_probs[:rows], tokens[:rows])
+        if not growth.beams:
             break
         depth_of_floor.append(floor)
-        if growth.narrow(floor) is None:
+        growth.narrow(floor)
+        if not growth.beams:
             break
     tree = growth.finish()
     assert (np.diff(tree.scores) <= 0).all()
@@ -180,7 +225,8 @@ def test_where_more_nodes_do_not_pay_hardly_any_beam_is_run() -> None:
     costs = VerifyCosts(0.01 * np.arange(1, 21, dtype=np.float64), 0.0)
     growth = TreeGrowth(GrowthLimits(20, 4, 5, costs))
     offered = np.log(np.full((1, 4), 0.1, np.float32))
-    assert growth.add(offered, np.arange(4, dtype=np.int32)[None]) is None
+    add_level([growth], offered, np.arange(4, dtype=np.int32)[None])
+    assert 0 == len(growth.beams)
     assert 0 == len(growth.finish().tokens)
 
 
@@ -188,14 +234,15 @@ def test_a_tree_of_four_nodes_is_done_before_the_deepest_level() -> None:
     flat = np.log(np.full((1, 4), 0.25, np.float32))
     ids = np.arange(4, dtype=np.int32)[None]
     growth = TreeGrowth(GrowthLimits(max_nodes=4, top_k=4, steps=5))
-    assert growth.add(flat, ids) is None
+    add_level([growth], flat, ids)
+    assert 0 == len(growth.beams)
     assert [0, 0, 0] == growth.finish().parents.tolist()
 
 
 def test_a_rounded_probability_above_one_lifts_no_child_above_its_parent() -> None:
     growth = TreeGrowth(GrowthLimits(3, 1, 2))
     for value in (-0.5, 1e-6):
-        growth.add(np.array([[value]], np.float32), np.array([[7]], np.int32))
+        add_level([growth], np.array([[value]], np.float32), np.array([[7]], np.int32))
     assert [-0.5, -0.5] == growth.finish().scores.tolist()
     assert [0, 1] == growth.finish().parents.tolist()
 

@@ -27,7 +27,7 @@ from starsd_server.sessions import TreeShape
 __all__ = ["open_trace", "recorded_trees"]
 
 MAX_LEN = 2048
-GROWTH = 3  # counts up when trees come to grow in other steps: older recordings are made again
+GROWTH = 4  # counts up when trees come to grow in other steps: older recordings are made again
 
 
 def open_trace(choice: ModelChoice, answer_tokens: int, report: Callable[[str], None]) -> tuple[Trace, Path]:

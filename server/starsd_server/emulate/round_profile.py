@@ -123,6 +123,7 @@ class Table:
     """Devices and sessions at one table, in real time: no sockets, and nothing is sent but handed on."""
 
     def __init__(self, plan: BenchPlan, targets: int) -> None:
+        torch.set_num_threads(plan.config.threads)  # as the worker does; one that waits takes processor time
         offer, engines = open_heads(plan.config)
         shape = TreeShape(plan.config.top_k, plan.config.max_steps)
         self._heads = [engine.head for engine in engines.values() if isinstance(engine, Engine)]

@@ -210,8 +210,7 @@ def _grow_all(engine: Engine, trace: Trace, items: list[WorkItem], recorded: Rec
         for item, outcome in zip(items, engine.step(items), strict=True):
             slot = item.session.slot
             if isinstance(outcome, Advanced):
-                assert item.session.growth is not None
-                beams[slot].append(item.session.growth.beam_probabilities)
+                beams[slot].append(item.session.tree.beam_probabilities)
                 following.append(Grow(item.session))
             elif isinstance(outcome, TreeReady):
                 rows = item.session.committed

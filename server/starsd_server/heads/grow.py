@@ -1,9 +1,13 @@
 """Dynamic draft trees: which candidates a head's scores turn into a tree (EAGLE-2, arXiv 2406.16858).
 
-Every step offers `top_k` children for each beam it ran; all go into one **pool** with their cumulative
-log-probability, the `top_k` best of the newest level become the next beams, and in the end the best of the
-whole pool are the tree. Equal scores are ordered by pool index, and a parent always has a smaller index than
-its children, so a kept child never loses its parent.
+Every step offers `top_k` children for each row it ran. Of all that were offered, the best by cumulative
+log-probability are the tree, and the `top_k` best of the newest level are the rows of the next step, its
+**beams**.
+
+A candidate's **place** is 1 + row * top_k + column, rows counted over all levels; the root's is 0. Equal
+scores are ordered by place, and a parent's place is below its children's, so a kept child never loses its
+parent. The **cost** is the score without its sign, and the **key** has the cost above and the place below: a
+float that is not negative is ordered as its bits are, so sorted keys are candidates from best to worst.
 
 A beam whose own score no longer reaches the tree cannot have children that do, so it is not run: the tree is
 the same, with fewer rows. A tree of four nodes is done after two or three steps, not after six.
@@ -11,15 +15,22 @@ the same, with fewer rows. A tree of four nodes is done after two or three steps
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from starsd_edge.types import Float32Array, Float64Array, TokenArray
+from starsd_edge.types import Float32Array, Float64Array, IndexArray, TokenArray
 
-__all__ = ["Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts"]
+__all__ = ["Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts", "add_level"]
 
 CLEARLY_LESS = 1.0 - 1e-6  # what rounding may make of an equal rate is not taken for less
+KeyArray: TypeAlias = NDArray[np.int64]
+KEY = np.dtype([("place", "<u4"), ("cost", "<f4")])  # of an int64, `<i8`
+COST_ALONE = -(1 << 32)  # mask: what is left is not above any key of that cost
+LAST_KEY = int(np.float32(np.inf).view(np.int32)) << 32  # behind every candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +43,6 @@ class VerifyCosts:
 
     seconds: Float64Array
     wait_s: float
-
-    def worth(self, probabilities: Float32Array) -> int:
-        """How many of the nodes below the root, given by falling probability, are worth verifying."""
-        return int(self._rates(self._gains(probabilities)).argmax())
-
-    def reach(self, probabilities: Float32Array, beams: Float32Array) -> int:
-        """How many of the `beams` may still have a child that is worth verifying; both fall.
-
-        Nothing that is found later is likelier than the first beam, so it comes behind the nodes that are at
-        least as likely. Behind those a tree gains at most the beam's probability for each node: sizes that do
-        not pay even so are out of reach, and so are children that come behind as many nodes.
-        """
-        gains = self._gains(probabilities)
-        before = (-probabilities).searchsorted(-beams, side="right")  # [b] nodes at least as likely
-        first = int(before[0])
-        certain = float(self._rates(gains[: first + 1]).max())
-        further = np.arange(1, len(self.seconds) - first)
-        hoped = (gains[first] + further * float(beams[0])) / (self.seconds[first + 1 :] + self.wait_s)
-        paying = np.flatnonzero(hoped > certain * CLEARLY_LESS)
-        if not len(paying):
-            return 0
-        largest = first + int(paying[-1]) + 1  # nodes below the root
-        return int(before.searchsorted(largest))
-
-    def _gains(self, probabilities: Float32Array) -> Float64Array:
-        """Tokens that a round brings with 0, 1, ... of the nodes."""
-        gains = np.ones(len(probabilities) + 1)
-        gains[1:] += probabilities.cumsum(dtype=np.float64)
-        return gains
-
-    def _rates(self, gains: Float64Array) -> Float64Array:
-        """Tokens per second."""
-        rates: Float64Array = gains / (self.seconds[: len(gains)] + self.wait_s)
-        return rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,143 +63,198 @@ class GrowthLimits:
     def __post_init__(self) -> None:
         if self.max_nodes < 1 or self.top_k < 1 or self.steps < 0:
             raise ValueError(f"no tree has {self}")
+        if self.costs is not None and len(self.costs.seconds) != self.max_nodes:
+            raise ValueError(f"{len(self.costs.seconds)} costs for a tree of up to {self.max_nodes} nodes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Beams:
-    """Rows of the next step.
+    """Rows of a step, best first.
 
-    tokens   int32 [b] draft-vocabulary ids, best first
-    parents  int64 [b] row of the step before whose output feeds each
-    depth    of all of them, at least 1
+    tokens   int32 [b] ids
+    parents  int64 [b] row of the tree's step before whose output feeds each
+    places   int64 [b]
+    costs    float32 [b]
+    depth    of all of them
     """
 
     tokens: TokenArray
-    parents: np.ndarray[tuple[int], np.dtype[np.int64]]
+    parents: IndexArray
+    places: IndexArray
+    costs: Float32Array
     depth: int
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def first(self, count: int) -> Beams:
-        return Beams(self.tokens[:count], self.parents[:count], self.depth)
+        return Beams(
+            self.tokens[:count], self.parents[:count], self.places[:count], self.costs[:count], self.depth
+        )
+
+
+ROOT = Beams(np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.float32), 0)
+NO_BEAMS = ROOT.first(0)
 
 
 @dataclass(frozen=True, slots=True)
 class GrownTree:
-    """The nodes below the root by falling score, ties by pool index.
+    """The nodes below the root by falling score, ties by place.
 
-    tokens       int32 [N - 1] draft-vocabulary ids
-    parents      int32 [N - 1] node index in the tree, 0 is the root
-    scores       float32 [N - 1] cumulative natural-log probability
-    pool_index   int64 [N - 1] place in the pool
+    tokens   int32 [N - 1] ids
+    parents  int32 [N - 1] node index in the tree, 0 is the root
+    scores   float32 [N - 1] cumulative natural-log probability
     """
 
     tokens: TokenArray
     parents: TokenArray
     scores: Float32Array
-    pool_index: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-    def first(self, count: int) -> GrownTree:
-        return GrownTree(
-            self.tokens[:count], self.parents[:count], self.scores[:count], self.pool_index[:count]
-        )
 
 
 class TreeGrowth:
-    """One tree while it grows: `add` what a step offered, run `beams` while there are any, then `finish`."""
+    """One tree while it grows: run `beams` and `add_level` what they were offered while there are any, then
+    `finish`. The first of them is the root."""
 
     __slots__ = (
-        "_beam_pool",
-        "_count",
-        "_floor",
-        "_parents",
-        "_scores",
-        "_tokens",
+        "_num_paying",
+        "_num_rows",
+        "_offered",
+        "_ran",
+        "_ranked",
+        "_round_s",
         "beams",
-        "depth",
         "limits",
+        "size",
     )
 
     def __init__(self, limits: GrowthLimits) -> None:
-        capacity = limits.top_k * (1 + limits.steps * limits.top_k)
         self.limits = limits
-        self._scores = np.empty(capacity, np.float32)
-        self._tokens = np.empty(capacity, np.int32)
-        self._parents = np.empty(capacity, np.int64)  # pool index of the parent, -1 for the root
-        self._count = 0
-        self._beam_pool = np.full(1, -1, np.int64)  # pool index of each row of the step under way
-        self._floor = -np.inf  # a score at or below it cannot be kept any more
-        self.depth = 0
-        self.beams: Beams | None = None
+        self.beams = ROOT  # none when the tree is done
+        self.size = limits.max_nodes  # that the tree may come to, as far as is known
+        self._ranked = ROOT_KEY  # the best candidates and the root before them
+        self._num_paying = limits.max_nodes  # of these, how many are worth verifying
+        self._num_rows = 0  # that ran
+        self._ran: list[IndexArray] = []  # [b] of each level: their places
+        self._offered: list[TokenArray] = []  # [b, top_k] of each level: ids of their children
+        costs = limits.costs
+        self._round_s = None if costs is None else costs.seconds + costs.wait_s  # with 1, 2, ... nodes
 
-    def add(self, log_probs: Float32Array, tokens: TokenArray) -> Beams | None:
-        """Take the children of the rows that just ran and choose the next beams.
-
-        Args:
-            log_probs: float32 [b, k], best first in every row; one row, the root's, on the first call.
-            tokens: int32 [b, k] draft-vocabulary ids.
-
-        Returns:
-            The next step's rows, or None when no deeper node can enter the tree.
-        """
-        start, count = self._count, log_probs.size
-        end = start + count
-        parent_scores = np.zeros(1, np.float32) if start == 0 else self._scores[self._beam_pool]
-        # A probability is at most 1: rounding must not lift a child above its parent.
-        scores = (parent_scores[:, None] + np.minimum(log_probs, 0.0)).ravel()
-        self._scores[start:end] = scores
-        self._tokens[start:end] = tokens.ravel()
-        self._parents[start:end].reshape(log_probs.shape)[:] = self._beam_pool[:, None]
-        self._count = end
-        self.depth += 1
-        self.beams = None
-        if self.depth <= self.limits.steps:
-            self._choose_beams(scores, start, log_probs.shape[1])
-        return self.beams
+    @property
+    def num_known(self) -> int:
+        """Candidates up to now and the root: the place of the next one."""
+        return 1 + self._num_rows * self.limits.top_k
 
     @property
     def beam_probabilities(self) -> Float32Array:
         """float32 [b]: cumulative probabilities of `beams`, falling."""
-        return np.exp(self._scores[self._beam_pool])
+        probabilities: Float32Array = np.exp(-self.beams.costs)
+        return probabilities
 
-    def narrow(self, floor: float) -> Beams | None:
-        """Run only those of `beams` whose cumulative probability is `floor` at least; None when none is."""
-        assert self.beams is not None
-        count = int((self.beam_probabilities >= floor).sum())
-        self._beam_pool = self._beam_pool[:count]
-        self.beams = self.beams.first(count) if count else None
-        return self.beams
-
-    def scores(self) -> Float32Array:
-        """The best `max_nodes - 1` scores so far, falling."""
-        falling = -self._scores[: self._count]
-        falling.sort()
-        best: Float32Array = falling[: self.limits.max_nodes - 1]
-        np.negative(best, out=best)
-        return best
+    def narrow(self, floor: float) -> None:
+        """Run only those of `beams` whose cumulative probability is `floor` at least."""
+        self.beams = self.beams.first(int(np.count_nonzero(self.beam_probabilities >= floor)))
 
     def finish(self) -> GrownTree:
         """The tree below the root: at most `max_nodes - 1` nodes, and none that does not pay."""
-        scores = self._scores[: self._count]
-        kept = (-scores).argsort(kind="stable")[: self.limits.max_nodes - 1]
-        if self.limits.costs is not None:
-            kept = kept[: self.limits.costs.worth(np.exp(scores[kept]))]
-        node_of = np.full(self._count + 1, 0, np.int32)  # the last entry answers index -1: the root is node 0
-        node_of[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
-        return GrownTree(self._tokens[kept], node_of[self._parents[kept]], scores[kept], kept)
+        nodes = self._ranked[1 : self._num_paying].view(KEY)
+        places = nodes["place"].astype(np.int64)
+        node_of = np.zeros(self.num_known, np.int32)  # by place
+        node_of[places] = np.arange(1, len(places) + 1, dtype=np.int32)
+        candidates = places - 1
+        tokens = np.concatenate(self._offered).ravel()[candidates]
+        parents = node_of[np.concatenate(self._ran)[candidates // self.limits.top_k]]
+        return GrownTree(tokens, parents, -nodes["cost"])
 
-    def _choose_beams(self, scores: Float32Array, start: int, width: int) -> None:
-        """The `top_k` best of the newest level, less those that cannot have a child in the tree."""
-        limits = self.limits
-        order = (-scores).argsort(kind="stable")[: limits.top_k]
-        best = self.scores()
-        if len(best) == limits.max_nodes - 1:
+    def _join(self, level: KeyArray, costs: Float32Array) -> None:
+        """Begin `level` with the best so far, and go on with new candidates: their `costs` [b, top_k]."""
+        known, cells = len(self._ranked), level.view(KEY)
+        end, place = known + costs.size, self.num_known
+        level[:known] = self._ranked
+        cells["place"][known:end] = np.arange(place, place + costs.size)
+        cells["cost"][known:end] = costs.ravel()
+
+    def _rank(
+        self, level: KeyArray, probabilities: Float32Array, gains: Float64Array, offered: TokenArray
+    ) -> None:
+        """Keep the best of `level`, now sorted, and choose the next beams.
+
+        Args:
+            probabilities: of the first of them, and
+            gains: their sums, which are the tokens that a round brings with 1, 2, ... nodes.
+            offered: [b, top_k] ids.
+        """
+        ran, limits, newest = self.beams, self.limits, self.num_known
+        self._ran.append(ran.places)
+        self._offered.append(offered)
+        self._num_rows += len(ran)
+        ranked = level[: min(self.size, self.num_known)]
+        fresh = ranked.view(KEY)["place"] >= newest
+        if self._round_s is not None:
+            known, left = len(ranked), limits.steps - ran.depth
+            self._look_ahead(self._round_s, gains[:known], probabilities[:known].repeat(1 + left * fresh))
+            ranked, fresh = ranked[: self.size], fresh[: self.size]
+        self._ranked, self.beams = ranked, NO_BEAMS
+        if ran.depth == limits.steps:
+            return
+        chosen = ranked[fresh][: limits.top_k]
+        if len(ranked) == self.size:
             # Later candidates lose ties, so a child has to beat the last one that is kept now.
-            self._floor = max(self._floor, float(best[-1]) if len(best) else np.inf)
-        order = order[scores[order] > self._floor]
-        if limits.costs is not None and len(order):
-            order = order[: limits.costs.reach(np.exp(best), np.exp(scores[order]))]
-        if len(order):
-            self._beam_pool = order + start
-            self.beams = Beams(self._tokens[self._beam_pool], order // width, self.depth)
+            chosen = chosen[: chosen.searchsorted(ranked.item(-1) & COST_ALONE)]
+        if len(chosen):
+            cells = chosen.view(KEY)
+            places = cells["place"].astype(np.int64)
+            index = places - newest
+            self.beams = Beams(
+                offered.ravel()[index], index // limits.top_k, places, cells["cost"], ran.depth + 1
+            )
+
+    def _look_ahead(self, round_s: Float64Array, gains: Float64Array, hoped: Float32Array) -> None:
+        """How many of the nodes pay, and how many could once there are more.
+
+        The children of a node are together no likelier than it is. So a tree of any size gains at most what
+        it would if every new node had one child, that one child, and so on down, all as likely as the node:
+        `hoped`, probabilities of all these and of the older nodes, falling.
+        """
+        rates = gains / round_s[: len(gains)]  # tokens per second with 1, 2, ... nodes, which can only rise
+        self._num_paying = int(rates.argmax()) + 1
+        least = rates.item(self._num_paying - 1) * CLEARLY_LESS
+        most = hoped.cumsum(dtype=np.float64)
+        size = self.size
+        while size > self._num_paying and most.item(min(size, len(most)) - 1) <= least * round_s.item(
+            size - 1
+        ):
+            size -= 1
+        self.size = size
+
+
+def add_level(trees: Sequence[TreeGrowth], log_probs: Float32Array, tokens: TokenArray) -> None:
+    """Take the children of the rows that just ran and choose every tree's next beams: none where no deeper
+    node can enter the tree. What is computed for several trees at once does not mix them.
+
+    Args:
+        trees: those that had rows in the step.
+        log_probs: float32 [n, k], best first in every row; the rows of `trees[0].beams`, then those of
+            `trees[1].beams`, and so on. A tree whose `top_k` is below k takes the first of each row.
+            Probabilities of a row, so that they are 1 together at most.
+        tokens: int32 [n, k] ids.
+    """
+    # A probability is at most 1: rounding must not lift a child above its parent.
+    costs = np.concatenate([tree.beams.costs for tree in trees])[:, None] - np.minimum(log_probs, 0.0)
+    size = max([tree.size for tree in trees])
+    most = max([len(tree.beams) * tree.limits.top_k for tree in trees])
+    keys = np.empty((len(trees), size + most), np.int64)
+    keys.fill(LAST_KEY)
+    offered: list[TokenArray] = []
+    end = 0
+    for tree, level in zip(trees, keys, strict=True):
+        start, end, width = end, end + len(tree.beams), tree.limits.top_k
+        tree._join(level, costs[start:end, :width])
+        offered.append(tokens[start:end, :width])
+    keys.sort()
+    probabilities = np.exp(-keys[:, :size].view(KEY)["cost"])
+    gains = probabilities.cumsum(1, np.float64)
+    for number, tree in enumerate(trees):
+        tree._rank(keys[number], probabilities[number], gains[number], offered[number])
+
+
+ROOT_KEY = np.zeros(1, np.int64)
