@@ -35,6 +35,7 @@ class RoundStats:
     total_s       the whole round, commit and hand-over to the drafter included
     draft_age_s   from sending the update to the arrival of the tree that was verified; None without one
     guarded       ended at a decision below the margin guard
+    settled       plain forwards that settled a decision which the guard had left open, and their seconds
     """
 
     kind: RoundKind
@@ -47,6 +48,8 @@ class RoundStats:
     total_s: float
     draft_age_s: float | None = None
     guarded: bool = False
+    settled: int = 0
+    settled_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ class SessionStats:
     late       trees that arrived after tokens had been committed on top of their base and could be followed
     stale      trees that could not be followed any more, dropped
     refused    trees that were no continuation of anything (wrong root, tokens out of the vocabulary), dropped
-    settled    plain forwards that settled a decision below the margin guard
+    settled    plain forwards that settled a decision below the margin guard, and their seconds
     verify, sample, plain, wait, draft   seconds: a tree's forward, what a round with a tree took beside it
         (picking, walking, committing, the hand-over), a plain forward, waiting, the age of verified trees
     sizes      nodes of verified trees, root included
@@ -76,6 +79,7 @@ class SessionStats:
     refused: int = 0
     guarded: int = 0
     settled: int = 0
+    settled_s: float = 0.0
     decode_s: float = 0.0
     prefill_s: float = 0.0
     waited_s: float = 0.0
@@ -99,6 +103,8 @@ class SessionStats:
         self.decode_s += stats.total_s
         self.waited_s += stats.waited_s
         self.guarded += stats.guarded
+        self.settled += stats.settled
+        self.settled_s += stats.settled_s
         if stats.waited_s > 0:
             self.wait.add(stats.waited_s)
         if stats.kind is RoundKind.PLAIN:
@@ -132,7 +138,7 @@ class SessionStats:
         return self.accepted_at_depth[depth - 1] / tried if tried else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for --json, /stats and the monitor."""
+        """Plain numbers for the JSON of benchmarks."""
         depths = sum(1 for tried in self.tried_at_depth if tried)
         return {
             "rounds": self.rounds,
@@ -149,6 +155,7 @@ class SessionStats:
             "refused": self.refused,
             "guarded": self.guarded,
             "settled": self.settled,
+            "settled_s": self.settled_s,
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
             "waited_s": self.waited_s,

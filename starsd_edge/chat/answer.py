@@ -38,6 +38,8 @@ class Figures:
     generation_s     from the first token to the last
     verified         (draft tokens verified, accepted) -> rounds, for rounds that verified a tree
     plain_rounds     rounds without a tree
+    settled          plain forwards that decided what the margin guard would not trust a tree with
+    settled_s        what they took
     joules           used by the whole device, the prompt included; None where nothing measures it
     """
 
@@ -49,10 +51,14 @@ class Figures:
     generation_s: float = 0.0
     verified: Counter[tuple[int, int]] = field(default_factory=Counter)
     plain_rounds: int = 0
+    settled: int = 0
+    settled_s: float = 0.0
     joules: float | None = None
 
     def add_round(self, stats: RoundStats) -> None:
         """Count one round of the decode loop."""
+        self.settled += stats.settled
+        self.settled_s += stats.settled_s
         if stats.kind is RoundKind.VERIFY:
             self.verified[stats.size - 1, stats.num_accepted] += 1
         elif stats.kind is RoundKind.PLAIN:

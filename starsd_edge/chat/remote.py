@@ -243,6 +243,8 @@ def _figures(event: dict[str, Any]) -> Figures:
         generation_s=metrics["generation_time_ms"] / 1e3,
         verified=+verified,
         joules=metrics["energy_joules"],
+        settled=metrics.get("guard_steps", 0),
+        settled_s=metrics.get("guard_time_ms", 0.0) / 1e3,
     )
     # Every round but those gave one token, and the prefill gave the first.
     rest = figures.completion_tokens - 1 - figures.accepted - figures.tree_rounds

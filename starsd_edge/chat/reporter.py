@@ -192,6 +192,7 @@ def work_of(stats: SessionStats) -> Work:
         prompt_tokens=stats.prompt_rows,
         late_trees=stats.late,
         stale_trees=stats.stale,
+        guard_steps=stats.settled,
         stages={
             stage: times
             for stage, times in ((Stage.VERIFY, stats.verify), (Stage.SAMPLE, stats.sample))

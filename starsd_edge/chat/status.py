@@ -123,6 +123,16 @@ def statistics(figures: Figures, link: LinkStatus) -> list[tuple[str, str]]:
     if figures.drafted:
         share = figures.accepted / figures.drafted
         rows.append(("draft tokens", f"{figures.drafted}, {figures.accepted} accepted ({share:.0%})"))
+    if figures.settled:
+        share = figures.settled_s / figures.generation_s if figures.generation_s else 0.0
+        rate = figures.settled / max(figures.completion_tokens - 1, 1)
+        rows.append(
+            (
+                "margin guard",
+                f"{figures.settled} close decisions ({rate:.0%} of the tokens) settled by plain steps, "
+                f"{figures.settled_s:.2f} s ({share:.0%} of the time)",
+            )
+        )
     if figures.joules is not None and figures.joules_per_token is not None:
         rows.append(("energy", f"{figures.joules:.1f} J, {figures.joules_per_token:.2f} J a token"))
     rows.append(("link", connection_words(link)))

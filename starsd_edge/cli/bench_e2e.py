@@ -113,11 +113,11 @@ def command(
         for each in compare(questions, ways):
             compared.append(each)
             click.echo(f"{len(compared)}/{len(questions)} {each.question.category}", err=True)
-        policy = {"draft_rounds": drafted.stats.rounds, "plain_rounds": drafted.stats.plain_rounds}
+        decoding = {"decoding": drafted.stats.as_dict()}
     report = summarise(compared, PLAIN)
     Console().print(table_of(report))
     facts = {"prompts": prompts.name, "model": manifest.identity.name, "max_tokens": max_tokens}
-    write_json(json_file, {**facts, **policy, **report.as_dict()})
+    write_json(json_file, {**facts, **decoding, **report.as_dict()})
 
 
 def greedy(decoder: Decoder, stop: frozenset[int]) -> Generator:

@@ -138,7 +138,8 @@ class Decoder:
         tree, waited_s = self._propose(turn)
         draft_age_s = self._proposals.draft_age_s if len(tree) > 1 else None
         forward_started_s = self._clock()
-        output, acceptance = self._verify(tree, turn)
+        settles = self._settle
+        output, acceptance, again_s = self._verify(tree, turn)
         forward_s = self._clock() - forward_started_s
         finish = self._commit(tree, output, acceptance, turn)
         stats = RoundStats(
@@ -152,6 +153,8 @@ class Decoder:
             total_s=self._clock() - started_s,
             draft_age_s=draft_age_s,
             guarded=acceptance.guarded,
+            settled=settles + (again_s is not None),
+            settled_s=forward_s if settles else again_s or 0.0,
         )
         self.stats.add(stats)
         self._policy.observe(stats)
@@ -169,19 +172,21 @@ class Decoder:
             tree = DraftTree.root_only(int(self._prefix.tokens[-1]), len(self._prefix))
         return tree, waited_s
 
-    def _verify(self, tree: DraftTree, turn: _Turn) -> tuple[TargetOutput, Acceptance]:
+    def _verify(self, tree: DraftTree, turn: _Turn) -> tuple[TargetOutput, Acceptance, float | None]:
+        """The seconds are those of a plain forward in the tree's place, None where none was needed."""
         context = self._prefix.tokens
         output = self._target.forward(tree)
         guard = self._guard if len(tree) > 1 else 0.0
         acceptance = verify(tree, output.logits, turn.params, context, guard)
+        again_s = None
         if not acceptance.path:
             # Not even the root's own decision was safe: this plain forward takes the place of the other.
-            self.stats.settled += 1
+            started_s = self._clock()
             output = self._target.forward(tree.first(1))
+            again_s = self._clock() - started_s
             acceptance = verify(tree.first(1), output.logits, turn.params, context)
-        self.stats.settled += self._settle
         self._settle = acceptance.guarded
-        return output, self._cut(acceptance, turn)
+        return output, self._cut(acceptance, turn), again_s
 
     def _cut(self, acceptance: Acceptance, turn: _Turn) -> Acceptance:
         """Nothing past a stop token or the number of tokens wanted."""

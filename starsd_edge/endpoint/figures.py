@@ -24,7 +24,8 @@ class Speculation(msgspec.Struct):
 
 
 class Metrics(msgspec.Struct):
-    """vLLM's per-request metrics, and the energy of the whole device where its board reports power."""
+    """vLLM's per-request metrics, the energy of the whole device where its board reports power, and plain
+    steps that the margin guard took."""
 
     time_to_first_token_ms: float
     generation_time_ms: float
@@ -33,6 +34,8 @@ class Metrics(msgspec.Struct):
     tokens_per_second: float
     speculative_decoding: Speculation
     energy_joules: float | None = None
+    guard_steps: int = 0
+    guard_time_ms: float = 0.0
 
 
 class Timings(msgspec.Struct):
@@ -67,6 +70,8 @@ def metrics_of(figures: Figures) -> Metrics:
         tokens_per_second=figures.tokens_per_s,
         speculative_decoding=_speculation(figures),
         energy_joules=figures.joules,
+        guard_steps=figures.settled,
+        guard_time_ms=figures.settled_s * 1e3,
     )
 
 

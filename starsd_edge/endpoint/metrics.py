@@ -38,6 +38,9 @@ class EndpointMetrics:
             ["position"],
             registry=self._registry,
         )
+        self._guard = Counter(
+            "starsd_guard_steps", "Plain steps that settled a close decision", registry=self._registry
+        )
         self._first_token = Histogram(
             "starsd_time_to_first_token_seconds",
             "From the start of a prompt to its first token",
@@ -60,6 +63,7 @@ class EndpointMetrics:
         self._drafts.inc(figures.tree_rounds)
         self._drafted.inc(figures.drafted)
         self._accepted.inc(figures.accepted)
+        self._guard.inc(figures.settled)
         for (_, accepted), rounds in figures.verified.items():
             for position in range(accepted):
                 self._per_position.labels(str(position)).inc(rounds)

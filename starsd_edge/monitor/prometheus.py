@@ -386,6 +386,13 @@ METRICS: list[Metric] = [
         of_work(lambda w: w.stale_trees),
     ),
     Metric(
+        "starsd_guard_steps_total",
+        C,
+        "Plain steps that settled a decision too close for the runtime's rounding",
+        ("device",),
+        of_work(lambda w: w.guard_steps),
+    ),
+    Metric(
         "starsd_timeouts_total",
         C,
         "Requests without an answer in time",

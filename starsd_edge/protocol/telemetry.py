@@ -108,6 +108,7 @@ class Work(msgspec.Struct, omit_defaults=True):
     that went on to d + 1: what was accepted there, of what could have been. `tokens` are all committed
     tokens (accepted, bonus and plain), `plain_tokens` those of plain steps among them. `late_trees` came
     after a plain step and were still of use, `stale_trees` could not be followed and were dropped.
+    `guard_steps` are plain steps that settled decisions too close for the runtime's rounding.
     """
 
     num_drafts: Count = 0
@@ -122,6 +123,7 @@ class Work(msgspec.Struct, omit_defaults=True):
     stale_trees: Count = 0
     timeouts: Count = 0
     fallbacks: ByReason = {}
+    guard_steps: Count = 0
     bytes_up: Count = 0  # edge -> service
     bytes_down: Count = 0
     stages: dict[Stage, Histogram] = {}  # seconds
@@ -158,6 +160,7 @@ COUNTS = (
     "late_trees",
     "stale_trees",
     "timeouts",
+    "guard_steps",
     "bytes_up",
     "bytes_down",
 )

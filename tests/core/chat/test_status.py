@@ -19,6 +19,7 @@ from starsd_edge.decoding.decoder import Exactness
 from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy, Policy
 from starsd_edge.decoding.roles import Drafter, DrafterState
 from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.metrics import RoundKind, RoundStats
 from starsd_edge.testing import Behaviour, FakeClock, ScriptedDrafter
 from tests.core.chat.test_speaker import Rounding
 from tests.core.chat.toys import TOKENIZER, CountingTarget, toy_speaker
@@ -159,6 +160,16 @@ def test_plain_rounds_count_in_tokens_a_round_and_not_in_the_acceptance_length()
     rows = dict(statistics(figures, LinkStatus(LinkState.READY, "tcp://a:1")))
     assert rows["tokens a round"] == "1.30"
     assert rows["acceptance length"].startswith("4.00 tokens a tree")
+
+
+def test_what_the_margin_guard_costs_is_said() -> None:
+    figures = Figures(completion_tokens=51, generation_s=2.0)
+    figures.add_round(RoundStats(RoundKind.VERIFY, 8, 2, 3, 4, 0.0, 0.1, 0.1, guarded=True))
+    assert "margin guard" not in dict(statistics(figures, LinkStatus(LinkState.READY)))
+    figures.add_round(RoundStats(RoundKind.PLAIN, 1, 0, 1, 0, 0.0, 0.05, 0.05, settled=1, settled_s=0.05))
+    figures.add_round(RoundStats(RoundKind.VERIFY, 8, 0, 1, 4, 0.0, 0.15, 0.15, settled=1, settled_s=0.05))
+    said = dict(statistics(figures, LinkStatus(LinkState.READY)))["margin guard"]
+    assert said == "2 close decisions (4% of the tokens) settled by plain steps, 0.10 s (5% of the time)"
 
 
 def test_drafting_is_switched_at_once() -> None:
