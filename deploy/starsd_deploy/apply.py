@@ -6,9 +6,11 @@ import contextlib
 import enum
 import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from starsd_deploy.device import DeviceShell
@@ -21,6 +23,7 @@ from starsd_deploy.runner import Observer, RunContext, run_plan
 from starsd_deploy.steps import Pin, Trust
 from starsd_deploy.sudo import SudoPassword
 from starsd_deploy.survey import Login
+from starsd_deploy.throttle import NO_LIMIT, Throttle
 from starsd_edge.config import cache_dir
 from starsd_edge.errors import StarSDError, UsageError
 
@@ -48,12 +51,20 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many at once. `batch` counts devices; `fail_percent` of all failed ends the deployment."""
+    """How many at once, and how fast.
+
+    batch         devices at once, 0 for all
+    pause_s       between two batches of targets, for whoever watches the first ones
+    fail_percent  of all devices that may fail before the next batch is left out
+    bytes_per_s   of all uploads together, 0 for no limit
+    """
 
     parallel: int = 10
     uploads: int = 5
     batch: int = 0
+    pause_s: float = 0.0
     fail_percent: float = 0.0
+    bytes_per_s: float = 0.0
 
 
 def parse_batch(text: str, total: int) -> int:
@@ -91,6 +102,7 @@ def apply_plan(
     observer: Observer,
     *,
     cache: Path | None = None,
+    pause: Callable[[float], None] = time.sleep,
 ) -> tuple[Outcome, ...]:
     """Do exactly what the plan says; outcomes in plan order. Engines that are passed on are kept in `cache`.
 
@@ -99,9 +111,11 @@ def apply_plan(
     work = _Deployment(fleet, plan, login, pace, holder, sudo, observer, cache or cache_dir())
     outcomes: dict[str, Outcome] = {}
     failed = 0
-    for group in batches(plan.devices, pace.batch):
+    for before, group in pairwise(((), *batches(plan.devices, pace.batch))):
         if failed * 100 > pace.fail_percent * len(plan.devices):
             break
+        if any(one.role is not Role.DRAFT and one.steps for one in before):
+            pause(pace.pause_s)
         with ThreadPoolExecutor(max(1, pace.parallel), thread_name_prefix="deploy") as pool:
             for outcome in pool.map(work.device, group):
                 outcomes[outcome.device] = outcome
@@ -126,9 +140,10 @@ class _Deployment:
         self._fleet, self._login, self._holder = fleet, login, holder
         self._sudo, self._observer = sudo, observer
         self._uploads = threading.Semaphore(max(1, pace.uploads))
+        self._pacer = Throttle(pace.bytes_per_s) if pace.bytes_per_s else NO_LIMIT
         self._under_way = {one.device for one in plan.devices}
         self._engines = EngineShelf(
-            cache / "engines", self._shell_of, lambda name: name not in self._under_way
+            cache / "engines", self._shell_of, lambda name: name not in self._under_way, self._pacer
         )
 
     def device(self, plan: DevicePlan) -> Outcome:
@@ -159,6 +174,7 @@ class _Deployment:
                         uploads=self._uploads,
                         observer=self._observer,
                         engines=self._engines,
+                        pacer=self._pacer,
                     )
 
                 run_plan(connection, device, plan, self._holder, context)

@@ -224,7 +224,7 @@ def _service(device: Device, facts: Facts) -> Check | None:
         fix = "set `service` in the inventory; without it every answer is decoded plainly"
         return Check("service", Level.WARNING, "no draft service", fix)
     lost = [f"{peer} ({said})" for peer, said in facts.reach.items() if said != "open"]
-    unrouted = [peer for peer, route in facts.routes.items() if not route]
+    unrouted = [p for p, route in facts.routes.items() if not route and facts.reach.get(p) != "open"]
     if unrouted and set(unrouted) == set(facts.routes):
         fix = "check address, cable or Wi-Fi, and the device's routes: ip route"
         return Check("service", Level.WARNING, f"no route to {', '.join(unrouted)}", fix)
@@ -232,6 +232,18 @@ def _service(device: Device, facts: Facts) -> Check | None:
         fix = "start it (starsd deploy apply does, if it is in the fleet) and open the port in its firewall"
         return Check("service", Level.WARNING, f"not reachable: {', '.join(lost)}", fix)
     return _ok("service", f"{', '.join(facts.reach) or 'not tried'} reachable")
+
+
+def _mtu(device: Device, facts: Facts) -> Check | None:
+    """Whether packets as large as the interface sends them arrive at the draft service."""
+    if device.role is Role.DRAFT or not facts.mtu:
+        return None
+    for peer, found in facts.mtu.items():
+        size, interface, said = [*found.split(), "", ""][:3]
+        if said == "lost":
+            fix = f"on the device, until the way is mended: sudo ip link set dev {interface} mtu 1280"
+            return Check("mtu", Level.WARNING, f"packets of {size} bytes do not reach {peer}", fix)
+    return _ok("mtu", ", ".join(sorted({found.split()[0] for found in facts.mtu.values()})))
 
 
 def _clock(facts: Facts, now_s: float) -> Check:
@@ -259,4 +271,5 @@ CHECKS: tuple[Callable[[Device, Facts], Check | None], ...] = (
     _linger,
     _port,
     _service,
+    _mtu,
 )

@@ -31,6 +31,7 @@ from starsd_deploy.show import (
 from starsd_deploy.starter import starter_fleet
 from starsd_deploy.sudo import SudoPassword
 from starsd_deploy.survey import Planned, Workshop, plan_fleet, survey, whole_plan, with_drafts
+from starsd_deploy.throttle import parse_rate
 from starsd_edge.config import cache_dir
 from starsd_edge.errors import ConfigError, DeployError, StarSDError, UsageError
 
@@ -113,6 +114,8 @@ def plan(selection: Selection, output: Path | None, refresh_wheels: bool, as_jso
     "--uploads", type=click.IntRange(1), default=UPLOADS, show_default=True, help="Uploads at once."
 )
 @click.option("--batch", default="100%", show_default=True, help="Targets at once: a count or a percentage.")
+@click.option("--wait", "wait_s", type=click.FloatRange(0), default=0.0, help="Seconds between batches.")
+@click.option("--limit-rate", default="0", help="Bytes a second of all uploads together: 500k, 10M.")
 @click.option("--fail-percent", type=click.FloatRange(0, 100), default=0.0, show_default=True)
 @click.option("--sudo-password-file", type=click.File(), help="Instead of asking; - is stdin.")
 @click.option("--refresh-wheels", is_flag=True)
@@ -123,6 +126,8 @@ def apply(
     plan_file: Path | None,
     uploads: int,
     batch: str,
+    wait_s: float,
+    limit_rate: str,
     fail_percent: float,
     sudo_password_file: Any,
     refresh_wheels: bool,
@@ -147,6 +152,8 @@ def apply(
         parallel=selection.parallel,
         uploads=uploads,
         batch=parse_batch(batch, len(whole.devices)),
+        pause_s=wait_s,
+        bytes_per_s=parse_rate(limit_rate),
         fail_percent=fail_percent,
     )
     outcomes = _carry_out(selection, whole, pace, sudo_from(sudo_password_file), "apply", quiet=as_json)

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.device import DeviceShell
+from starsd_deploy.pull import pull
 from starsd_deploy.steps import Engine
+from starsd_deploy.throttle import NO_LIMIT, Pacer
 from starsd_edge.errors import DeployError
 
 __all__ = ["EngineShelf", "build_engine", "put_engine"]
 
 POLL_S = 3.0
-MOST_READS = 64  # in flight; a server that got more has been seen to stop for good
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class EngineShelf:
 
     shell_of    a shell on a device, for the time of a context
     has_ended   whether a device's own plan is over, or it has none: what it lacks then, it will not get
+    pacer       how fast they may be pulled
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class EngineShelf:
         folder: Path,
         shell_of: Callable[[str], contextlib.AbstractContextManager[DeviceShell]],
         has_ended: Callable[[str], bool],
+        pacer: Pacer = NO_LIMIT,
         *,
         poll_s: float = POLL_S,
     ) -> None:
         self._folder, self._shell_of, self._has_ended, self._poll_s = folder, shell_of, has_ended, poll_s
+        self._pacer = pacer
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
 
@@ -90,17 +94,23 @@ class EngineShelf:
                 threading.Event().wait(self._poll_s)
             name, sha256, size = found.split()
             path = self._folder / f"{key}-{sha256[:16]}"
+            blob = Blob(sha256, int(size), str(path))
             if not path.exists():
-                self._pull(shell, name, sha256, path)
-            return EngineFile(name, Blob(sha256, int(size), str(path)))
+                self._pull(shell, name, blob)
+            return EngineFile(name, blob)
 
-    def _pull(self, shell: DeviceShell, name: str, sha256: str, path: Path) -> None:
+    def _pull(self, shell: DeviceShell, name: str, blob: Blob) -> None:
+        """Bring it here, on from where an earlier pull was cut."""
+        path = Path(blob.source)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        with shell.connection.sftp() as sftp:
-            remote = f"{shell.root}/cache/engines/{name}"
-            sftp.get(remote, str(part), max_concurrent_prefetch_requests=MOST_READS)
-        if hash_file(part) != sha256:
+        remote = f"{shell.root}/cache/engines/{name}"
+        resumed = part.exists()
+        pull(shell.connection, remote, blob.size, part, self._pacer)
+        if resumed and hash_file(part) != blob.sha256:  # this machine lost pages of it
+            part.unlink()
+            pull(shell.connection, remote, blob.size, part, self._pacer)
+        if hash_file(part) != blob.sha256:
             part.unlink()
             raise DeployError(f"{shell.connection.name}: the engine {name} changed while it was pulled")
         part.replace(path)

@@ -137,6 +137,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     port_users: tuple[str, ...]
     routes: dict[str, str]
+    mtu: dict[str, str]  # draft services -> `bytes interface passes|lost|unknown`, of packets of that size
     reach: dict[str, str]
     lease: str
     parts: dict[str, int]
@@ -198,6 +199,7 @@ def parse_facts(output: str) -> Facts:
         uptime_s=float(clock[2] or 0),
         port_users=tuple(line for line in sections.get("port", "").splitlines() if line.strip()),
         routes=_pairs(sections.get("routes", "")),
+        mtu=_pairs(sections.get("mtu", "")),
         reach=_pairs(sections.get("reach", "")),
         lease=sections.get("lease", "").strip(),
         parts=_sizes(sections.get("parts", "")),

@@ -98,9 +98,26 @@ done
 section port
 ss -ltnH "sport = :$port"
 section routes
+address() { # of HOST:PORT, whatever HOST is
+    host=${1%:*} host=${host#[} host=${host%]}
+    getent ahosts "$host" | sed -n '1s/[[:space:]].*//p'
+}
 for peer in "$@"; do
-    host=${peer%:*}
-    echo "$peer $(ip route get "$host" | head -n 1 | sed 's/  */ /g')"
+    echo "$peer $(ip route get "$(address "$peer")" | head -n 1 | sed 's/  */ /g')"
+done
+# a way that loses large packets silently (a tunnel, mostly) lets everything start and then hang
+section mtu
+for peer in "$@"; do
+    at=$(address "$peer")
+    dev=$(ip route get "$at" | sed -n '1s/.* dev \([^ ]*\).*/\1/p')
+    mtu=$(cat "/sys/class/net/$dev/mtu") || continue
+    case $at in *:*) headers=48 ;; *) headers=28 ;; esac
+    said=unknown
+    if ping -q -c 1 -W 2 "$at" </dev/null >/dev/null; then
+        said=lost
+        ping -q -M do -c 3 -i 0.2 -W 2 -s $((mtu - headers)) "$at" </dev/null >/dev/null && said=passes
+    fi
+    echo "$peer $mtu $dev $said"
 done
 section reach
 for peer in "$@"; do

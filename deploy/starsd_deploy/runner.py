@@ -36,7 +36,8 @@ from starsd_deploy.steps import (
     Upload,
 )
 from starsd_deploy.sudo import SudoPassword, run_as_root
-from starsd_deploy.transfer import CHANNELS, send_blobs
+from starsd_deploy.throttle import NO_LIMIT, Pacer
+from starsd_deploy.transfer import send_blobs
 from starsd_edge.errors import DeployError
 
 __all__ = ["Observer", "RunContext", "gather_facts", "run_plan"]
@@ -61,6 +62,7 @@ class RunContext:
 
     peers     shells of draft devices by name, to pin and trust keys
     uploads   how many devices may upload at once
+    pacer     how fast all of them together may
     engines   where engines of identical devices come from
     """
 
@@ -70,7 +72,7 @@ class RunContext:
     uploads: threading.Semaphore
     observer: Observer
     engines: EngineShelf | None = None
-    channels: int = CHANNELS
+    pacer: Pacer = NO_LIMIT
 
 
 def gather_facts(connection: Connection, device: Device, peers: tuple[str, ...] = ()) -> Facts:
@@ -162,7 +164,7 @@ def _upload(shell: DeviceShell, blobs: tuple[Blob, ...], context: RunContext) ->
         send_blobs(
             shell,
             blobs,
-            channels=context.channels,
+            pacer=context.pacer,
             progress=lambda count: context.observer.bytes_settled(name, count),
         )
 

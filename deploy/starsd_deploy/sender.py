@@ -18,7 +18,8 @@ import msgspec
 
 from starsd_deploy.blobs import Blob, Chunk, chunk_count
 from starsd_deploy.device import DeviceShell
-from starsd_deploy.sftp_lane import SftpLane
+from starsd_deploy.sftp_lane import Mode, SftpLane
+from starsd_deploy.throttle import Pacer
 from starsd_edge.errors import DeployError
 
 __all__ = ["Sender"]
@@ -47,8 +48,10 @@ class Sender:
         lanes: list[SftpLane],
         note: Callable[[int], None],
         finished: Callable[[Chunk], None],
+        pacer: Pacer,
     ) -> None:
         self._shell, self._lanes, self._note, self._finished = shell, lanes, note, finished
+        self._pacer = pacer
         self._source = _Source()
         self._writing: dict[SftpLane, str] = {}
         self._pieces_left: Counter[Chunk] = Counter()
@@ -85,9 +88,9 @@ class Sender:
 
     def _open(self, lane: SftpLane, piece: _Piece) -> None:
         blob = piece.chunk.blob
-        lane.open(self._part(blob))
+        lane.open(self._part(blob), Mode.WRITE)
         if chunk_count(blob) > 1:
-            self._lanes[0].open(self._journal(blob), append=True)
+            self._lanes[0].open(self._journal(blob), Mode.APPEND)
 
     def _write(self, lane: SftpLane, piece: _Piece) -> None:
         blob = piece.chunk.blob
@@ -95,6 +98,7 @@ class Sender:
         if (before := self._writing.get(lane, part)) != part:
             lane.close(before)
         self._writing[lane] = part
+        self._pacer.take(piece.size)
         self._source.go_to(blob.source, piece.offset)
         lane.write(part, piece.offset, piece.size, self._source.read, partial(self._written, piece))
         self._shell.connection.count_sent(piece.size)

@@ -1,4 +1,4 @@
-"""SFTP (version 3) as an upload needs it: writes to several files that nobody waits for. No socket, no clock.
+"""SFTP (version 3) as transfers need it: requests that nobody waits for. No socket, no clock.
 
 A lane is one SFTP channel, driven by one thread: requests go out as fast as the channel's window takes them,
 answers are looked at when they are there. paramiko's own client waits for every open answer once it looks for
@@ -8,25 +8,16 @@ their time handing the interpreter and the connection's lock to each other.
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["ByteChannel", "SftpLane"]
+__all__ = ["ByteChannel", "Mode", "SftpLane"]
 
 VERSION_3 = 3
-INIT, VERSION, OPEN, CLOSE, WRITE, STATUS, HANDLE, EXTENDED, EXTENDED_REPLY = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    101,
-    102,
-    200,
-    201,
-)
-OPEN_EXISTING, OPEN_TO_APPEND = 2, 2 | 4 | 8  # flags: 2 to write, 4 at its end, 8 made if it is not there
+INIT, VERSION, OPEN, CLOSE, READ, WRITE = 1, 2, 3, 4, 5, 6
+STATUS, HANDLE, DATA, EXTENDED, EXTENDED_REPLY = 101, 102, 103, 200, 201
 OK, FAILURE = 0, 4
 LIMITS = b"limits@openssh.com"
 # A write goes out in SSH packets of 32 KiB less 64 bytes; a few bytes more would be one more packet for them.
@@ -47,6 +38,14 @@ class ByteChannel(Protocol):
     def recv_ready(self) -> bool: ...
 
 
+class Mode(enum.Enum):
+    """How a file is opened. Bits: 1 reads, 2 writes, 4 at its end, 8 makes it if it is not there."""
+
+    READ = 1
+    WRITE = 2
+    APPEND = 2 | 4 | 8
+
+
 class SftpLane:
     """One SFTP channel, from its greeting on.
 
@@ -63,8 +62,8 @@ class SftpLane:
         self.write_bytes = LEAST_WRITE_BYTES
         self._greet()
 
-    def open(self, path: str, *, append: bool = False) -> None:
-        """Open an existing file to be written, or any to be appended to, unless it is open."""
+    def open(self, path: str, mode: Mode) -> None:
+        """Open a file, unless it is open."""
         if path in self._handles:
             return
         self._handles[path] = b""
@@ -76,8 +75,7 @@ class SftpLane:
             if not self._handles[path]:
                 raise OSError(NONSENSE)
 
-        flags = OPEN_TO_APPEND if append else OPEN_EXISTING
-        self._request(OPEN, _string(path.encode()) + struct.pack(">II", flags, 0), opened)
+        self._request(OPEN, _string(path.encode()) + struct.pack(">II", mode.value, 0), opened)
 
     def write(
         self, path: str, offset: int, size: int, read: Callable[[int], bytes], written: Callable[[], None]
@@ -105,6 +103,19 @@ class SftpLane:
         body = _string(self._handle(path)) + struct.pack(">Q", 0) + _string(data)
         self._request(WRITE, body, lambda kind, body: _check(path, kind, body))
 
+    def read(self, path: str, offset: int, size: int, received: Callable[[bytes], None]) -> None:
+        """Ask for `size` bytes of an open file; `received` gets them once they are here."""
+
+        def answered(kind: int, body: bytes) -> None:
+            if kind != DATA:
+                _check(path, kind, body)
+            data = _text(body, 0)
+            if len(data) != size:
+                raise OSError(f"{path} became shorter")
+            received(data)
+
+        self._request(READ, _string(self._handle(path)) + struct.pack(">QI", offset, size), answered)
+
     def close(self, path: str) -> None:
         """Close a file after what was written to it."""
         handle = self._handle(path)
@@ -115,6 +126,10 @@ class SftpLane:
         """Look at the answers that are there."""
         while self._channel.recv_ready():
             self._receive()
+
+    def wait(self) -> None:
+        """Wait for the next answers."""
+        self._receive()
 
     def settle(self) -> None:
         """Wait for all answers."""

@@ -157,28 +157,14 @@ class Connection:
                     yield str(line).rstrip("\n")
 
     @contextlib.contextmanager
-    def sftp(self) -> Iterator[paramiko.SFTPClient]:
-        """An SFTP channel of its own.
+    def sftp_lane(self, patience_s: float) -> Iterator[SftpLane]:
+        """An SFTP channel of its own; asked for so long if there are too many.
 
         Raises:
+            NoChannelError: the server opens no more channels.
             UnreachableError: the connection was lost.
             DeployError: the device refused a file operation.
         """
-        with self._sftp_channel(CLOSING_S) as channel:
-            yield paramiko.SFTPClient(channel)
-
-    @contextlib.contextmanager
-    def sftp_lane(self, patience_s: float) -> Iterator[SftpLane]:
-        """An SFTP channel of its own, for writes; asked for so long if there are too many.
-
-        Raises:
-            NoChannelError: the server opens no more channels. UnreachableError, DeployError: as `sftp`.
-        """
-        with self._sftp_channel(patience_s) as channel:
-            yield SftpLane(channel)
-
-    @contextlib.contextmanager
-    def _sftp_channel(self, patience_s: float) -> Iterator[paramiko.Channel]:
         with self._translated(), contextlib.closing(self._session(patience_s)) as channel:
             try:
                 channel.invoke_subsystem("sftp")
@@ -188,7 +174,7 @@ class Connection:
                 raise DeployError(
                     f"{self.name}: no SFTP there; is `Subsystem sftp` set in its sshd_config?"
                 ) from error
-            yield channel
+            yield SftpLane(channel)
 
     def _session(self, patience_s: float = CLOSING_S) -> paramiko.Channel:
         """A new channel; a server that has too many is asked again for a while, as some may be closing."""

@@ -23,6 +23,7 @@ from starsd_deploy.device import DeviceShell
 from starsd_deploy.sender import Sender
 from starsd_deploy.sftp_lane import SftpLane
 from starsd_deploy.ssh import CLOSING_S, Connection, NoChannelError, Running
+from starsd_deploy.throttle import NO_LIMIT, Pacer
 from starsd_edge.errors import DeployError
 
 __all__ = ["CHANNELS", "MOST_CHANNELS", "SLACK_BYTES", "TransferReport", "send_blobs"]
@@ -51,6 +52,7 @@ def send_blobs(
     *,
     channels: int = CHANNELS,
     progress: Callable[[int], None] | None = None,
+    pacer: Pacer = NO_LIMIT,
 ) -> TransferReport:
     """Bring blobs to the device; those it has must not be in the list.
 
@@ -67,12 +69,12 @@ def send_blobs(
         done = _begin(shell, blobs)
         return _Split(chunks, frozenset(c for c in chunks if c.index in done[c.blob.sha256]))
 
-    first = _Pass(shell, blobs, chunks, note)
+    first = _Pass(shell, blobs, chunks, note, pacer)
     bad = first.run(channels, resume)
     wrong = frozenset(chunk for blob in bad for chunk in _wrong_chunks(shell, blob))
     if bad:
         again = [chunk for chunk in chunks if chunk.blob in bad]
-        second = _Pass(shell, bad, again, lambda count: None)
+        second = _Pass(shell, bad, again, lambda count: None, pacer)
         bad = second.run(channels, lambda: _Split(again, frozenset(again) - wrong))
     if bad:
         sources = ", ".join(blob.source for blob in bad)
@@ -115,8 +117,10 @@ class _Pass:
         blobs: tuple[Blob, ...],
         chunks: list[Chunk],
         note: Callable[[int], None],
+        pacer: Pacer,
     ) -> None:
         self._shell, self._blobs, self._chunks, self._note = shell, blobs, chunks, note
+        self._pacer = pacer
         self.split = _Split([], frozenset())
         self.lane_count = 0
 
@@ -145,7 +149,8 @@ class _Pass:
                 arrivals.put(chunk)
             announced = pool.submit(_announce, hashing, self._blobs, arrivals)
             try:
-                Sender(self._shell, lanes, self._note, arrivals.put).send(self.split.todo)
+                sender = Sender(self._shell, lanes, self._note, arrivals.put, self._pacer)
+                sender.send(self.split.todo)
             finally:
                 arrivals.put(None)
             announced.result()

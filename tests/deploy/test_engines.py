@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
+import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,17 +18,22 @@ from rich.console import Console
 
 from starsd_deploy.apply import Ending, Outcome, Pace, apply_plan
 from starsd_deploy.commands import engine_script
+from starsd_deploy.device import DeviceShell
 from starsd_deploy.engine_key import engine_key
+from starsd_deploy.engines import EngineShelf
 from starsd_deploy.facts import Facts
 from starsd_deploy.inventory import Device, Fleet, Role, Runtime
 from starsd_deploy.lease import Holder
 from starsd_deploy.plan import DevicePlan, Wanted
 from starsd_deploy.progress import FleetProgress
+from starsd_deploy.ssh import Connection
 from starsd_deploy.ssh_config import load_ssh_files
 from starsd_deploy.steps import Engine, Gate, Step
 from starsd_deploy.sudo import SudoPassword
 from starsd_deploy.survey import Login, Surveyed, plan_fleet, survey, whole_plan
+from starsd_deploy.throttle import NO_LIMIT, Pacer
 from starsd_edge.board import Board
+from starsd_edge.errors import DeployError, UnreachableError
 from tests.deploy.loopback import SSHD, LoopbackDevice
 from tests.deploy.samples import ORIN_NANO, facts_with
 from tests.deploy.test_apply import answer, await_answer, free_port, never_ask
@@ -215,6 +223,75 @@ class _CutAtEngine:
 
     def bytes_settled(self, device: str, count: int) -> None:
         return
+
+
+class _Shelf:
+    """A device that has built an engine, and a shelf here that pulls it."""
+
+    KEY, NAME = "key", "x.engine"
+
+    def __init__(self, board: LoopbackDevice, folder: Path, size: int) -> None:
+        self.board, self.folder = board, folder
+        self.content = random.Random(0).randbytes(size)
+        self.sha256 = hashlib.sha256(self.content).hexdigest()
+        (board.root / "engines").mkdir(parents=True)
+        (board.root / "cache" / "engines").mkdir(parents=True)
+        (board.root / "engines" / self.KEY).write_text(f"{self.NAME} {self.sha256} {size}\n")
+        self.there = board.root / "cache" / "engines" / self.NAME
+        self.there.write_bytes(self.content)
+        self.part = folder / f"{self.KEY}-{self.sha256[:16]}.part"
+        self.connection: Connection | None = None
+
+    @contextlib.contextmanager
+    def _shell(self, name: str) -> Iterator[DeviceShell]:
+        with self.board.connect() as self.connection:
+            yield DeviceShell(self.connection, str(self.board.root), "")
+
+    def take(self, pacer: Pacer = NO_LIMIT) -> bytes:
+        shelf = EngineShelf(self.folder, self._shell, lambda name: True, pacer)
+        return Path(shelf.take(self.KEY, "nano1").blob.source).read_bytes()
+
+
+class _CutAfter:
+    """Loses the connection after so many bytes."""
+
+    def __init__(self, shelf: _Shelf, count: int) -> None:
+        self._shelf, self._left = shelf, count
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left <= 0:
+            self._shelf.board.cut_connections()
+
+
+def test_a_pull_that_was_cut_goes_on_where_it_ended(board: LoopbackDevice, tmp_path: Path) -> None:
+    """What has come is overwritten on the device meanwhile, so only a pull that goes on gets it right."""
+    shelf = _Shelf(board, tmp_path / "shelf", 24 << 20)
+    with pytest.raises(UnreachableError):
+        shelf.take(_CutAfter(shelf, 4 << 20))
+    got = shelf.part.stat().st_size
+    assert 0 < got < 24 << 20
+    assert shelf.part.read_bytes() == shelf.content[:got]
+    shelf.there.write_bytes(bytes(got) + shelf.content[got:])
+    assert shelf.take() == shelf.content
+    assert not shelf.part.exists()
+
+
+def test_a_damaged_part_of_a_pull_is_pulled_anew(board: LoopbackDevice, tmp_path: Path) -> None:
+    shelf = _Shelf(board, tmp_path / "shelf", 1 << 20)
+    shelf.folder.mkdir()
+    shelf.part.write_bytes(bytes(300_000))
+    assert shelf.take() == shelf.content
+
+
+def test_an_engine_that_is_not_what_the_device_says_is_not_passed_on(
+    board: LoopbackDevice, tmp_path: Path
+) -> None:
+    shelf = _Shelf(board, tmp_path / "shelf", 1 << 20)
+    shelf.there.write_bytes(bytes(1 << 20))
+    with pytest.raises(DeployError, match="changed while it was pulled"):
+        shelf.take()
+    assert not list(shelf.folder.iterdir())
 
 
 def test_the_script_runs_in_the_releases_own_environment() -> None:

@@ -22,6 +22,7 @@ def test_captured_laptop_with_a_running_draft_service() -> None:
     )
     assert facts.disk_free_bytes == 68052028 * 1024
     assert facts.reach == {"10.0.0.1:22": "[Errno 111] Connection refused"}
+    assert facts.mtu == {"10.0.0.1:22": "1500 lab0 passes"}
     assert facts.routes["10.0.0.1:22"].startswith("10.0.0.1 dev lab0")
     state = facts.state
     assert state.current == state.running == "0.1.0-ed3f26a0223d"

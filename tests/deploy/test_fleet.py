@@ -222,6 +222,32 @@ def test_failures_beyond_the_limit_stop_the_rest(tmp_path: Path) -> None:
     assert endings(100) == [Ending.FAILED] * 4
 
 
+def test_wait_is_between_batches_of_targets_that_were_changed(tmp_path: Path) -> None:
+    devices = tuple(
+        Device(name=name, roles=(Role.TARGET,), bundle="/b", address="127.0.0.1", port=1) for name in "abc"
+    )
+    draft = Device(name="d", roles=(Role.DRAFT,), head="/h", address="127.0.0.1", port=1)
+    fleet = Fleet("fleet.toml", (draft, *devices))
+    unchanged = msgspec.structs.replace(plan_for("b"), steps=())
+    plans = (plan_for("d", Role.DRAFT), plan_for("a"), unchanged, plan_for("c"))
+    config = tmp_path / "config"
+    config.write_text(f"Host *\n  UserKnownHostsFile {tmp_path}/known\n")
+    login = Login(load_ssh_files(config))
+    waited: list[float] = []
+    outcomes = apply_plan(
+        fleet,
+        Plan(PLAN_VERSION, "fleet.toml", plans),
+        login,
+        Pace(batch=1, pause_s=60.0, fail_percent=100.0),
+        HOLDER,
+        SudoPassword(never_ask),
+        Quiet(),
+        pause=waited.append,
+    )
+    assert [outcome.ending for outcome in outcomes] == [Ending.FAILED] * 2 + [Ending.UNCHANGED, Ending.FAILED]
+    assert waited == [60.0]  # after a; b is as it should be, d is no target, and nothing follows c
+
+
 @pytest.mark.parametrize(
     ("text", "total", "size"), [("25%", 10, 3), ("100%", 7, 7), ("1%", 3, 1), ("4", 10, 4)]
 )

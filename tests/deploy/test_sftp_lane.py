@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
-from starsd_deploy.sftp_lane import LEAST_WRITE_BYTES, MOST_WRITE_BYTES, NONSENSE, PACKET_BYTES, SftpLane
+from starsd_deploy.sftp_lane import (
+    LEAST_WRITE_BYTES,
+    MOST_WRITE_BYTES,
+    NONSENSE,
+    PACKET_BYTES,
+    Mode,
+    SftpLane,
+)
 
 GREETING = struct.pack(">IBI", 5, 2, 3)
 LIMITS = b"\x00\x00\x00\x12limits@openssh.com\x00\x00\x00\x011"
@@ -80,8 +87,8 @@ def test_writes_go_out_in_packets_before_any_answer_but_the_handles() -> None:
     server.sent.clear()
     size = PACKET_BYTES + 10
     done: list[str] = []
-    lane.open("/p")
-    lane.open("/p")
+    lane.open("/p", Mode.WRITE)
+    lane.open("/p", Mode.WRITE)
     server.answers.append(handle(1))
     lane.write("/p", 7, size, reader(bytes(size)), lambda: done.append("first"))
     lane.write("/p", 9, 1, reader(b"x"), lambda: done.append("second"))
@@ -100,7 +107,7 @@ def test_appended_lines_and_closed_files() -> None:
     server = Server(GREETING)
     lane = SftpLane(server)
     server.sent.clear()
-    lane.open("/j", append=True)
+    lane.open("/j", Mode.APPEND)
     server.answers.append(handle(1))
     lane.append("/j", b"5\n")
     lane.close("/j")
@@ -112,6 +119,38 @@ def test_appended_lines_and_closed_files() -> None:
     assert b"".join(server.sent) == opened + appended + closed
 
 
+def test_reads_are_asked_for_ahead_and_handed_over_as_they_come() -> None:
+    server = Server(GREETING)
+    lane = SftpLane(server)
+    server.sent.clear()
+    lane.open("/p", Mode.READ)
+    server.answers.append(handle(1))
+    got: list[bytes] = []
+    lane.read("/p", 5, 3, got.append)
+    lane.read("/p", 8, 2, got.append)
+    opened = message(3, struct.pack(">I", 1) + text(b"/p") + struct.pack(">II", 1, 0))
+    first = message(5, struct.pack(">I", 2) + text(b"h") + struct.pack(">QI", 5, 3))
+    second = message(5, struct.pack(">I", 3) + text(b"h") + struct.pack(">QI", 8, 2))
+    assert b"".join(server.sent) == opened + first + second
+    server.answers.append(message(103, struct.pack(">I", 2) + text(b"abc")))
+    lane.wait()
+    assert got == [b"abc"]
+    server.answers.append(message(103, struct.pack(">I", 3) + text(b"d")))
+    with pytest.raises(OSError, match="/p became shorter"):
+        lane.wait()
+
+
+def test_read_beyond_the_end_is_the_servers_error() -> None:
+    server = Server(GREETING)
+    lane = SftpLane(server)
+    lane.open("/p", Mode.READ)
+    server.answers.append(handle(1))
+    lane.read("/p", 5, 3, lambda data: None)
+    server.answers.append(status(2, 1, b"End of file"))
+    with pytest.raises(OSError, match="/p: End of file"):
+        lane.settle()
+
+
 @pytest.mark.parametrize(
     ("code", "said", "expected"),
     [(3, b"Permission denied", "/p: Permission denied$"), (4, b"Failure", "/p: Failure .is the disk full")],
@@ -119,7 +158,7 @@ def test_appended_lines_and_closed_files() -> None:
 def test_refused_write_names_the_file(code: int, said: bytes, expected: str) -> None:
     server = Server(GREETING)
     lane = SftpLane(server)
-    lane.open("/p")
+    lane.open("/p", Mode.WRITE)
     server.answers.append(handle(1))
     lane.write("/p", 0, 1, reader(b"x"), lambda: None)
     server.answers.append(status(2, code, said))
@@ -130,7 +169,7 @@ def test_refused_write_names_the_file(code: int, said: bytes, expected: str) -> 
 def test_channel_that_ends_is_an_end_of_file() -> None:
     server = Server(GREETING)
     lane = SftpLane(server)
-    lane.open("/p")
+    lane.open("/p", Mode.WRITE)
     with pytest.raises(EOFError):
         lane.settle()
 
@@ -150,7 +189,7 @@ def test_channel_that_ends_is_an_end_of_file() -> None:
 def test_answers_that_make_no_sense_are_refused(answer: bytes) -> None:
     server = Server(GREETING)
     lane = SftpLane(server)
-    lane.open("/p")
+    lane.open("/p", Mode.WRITE)
     server.answers.append(answer)
     with pytest.raises(OSError, match=NONSENSE[:30]):
         lane.settle()

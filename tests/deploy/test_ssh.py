@@ -147,7 +147,7 @@ def test_device_without_sftp_is_told_what_it_lacks(tmp_path: Path) -> None:
         with (
             board.connect() as connection,
             pytest.raises(DeployError, match="Subsystem sftp"),
-            connection.sftp(),
+            connection.sftp_lane(0.0),
         ):
             pass
     finally:
