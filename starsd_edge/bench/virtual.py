@@ -23,7 +23,8 @@ __all__ = ["Conditions", "TraceTarget", "VirtualService"]
 
 SMALLEST_RTO_S = 0.2  # Linux' least retransmission timeout: a thin stream pays it for every lost segment
 ANSWER_TIMEOUT_S = 1.0  # an update is sent again after that long, as by the link
-SERVICE_DRAFT_S = 0.012  # six steps of a head of a 7B model on a workstation GPU
+STEP_S = 0.002  # of a head of a 7B model on a workstation GPU; a tree takes as many as it has levels
+OTHERS_DRAFT_S = 6 * STEP_S
 # Mean time in the service's queue, in drafts, by load (share of the engine's time that others ask for). Below
 # saturation an M/D/1 queue; from there on a closed one, where everyone waits for about everyone else.
 QUEUE_DRAFTS = {0: 0.0, 50: 0.5, 100: 3.0, 150: 9.0}
@@ -96,6 +97,7 @@ class VirtualService:
         self._committed_len = 0
         self._max_nodes = 60
         self._under_way: tuple[float, float, DraftTree] | None = None  # sent, due, tree
+        self._draft_s = 0.0  # of the newest tree
         self._wants_tree = False
 
     def start(self, first_token: int) -> None:
@@ -118,7 +120,8 @@ class VirtualService:
         self._clock.advance(max(0.0, due_s - self._clock()))
         self._under_way = None
         self.num_trees += 1
-        self._times.note(due_s - sent_s, SERVICE_DRAFT_S, drafted=True)
+        self._draft_s = _draft_s(tree)
+        self._times.note(due_s - sent_s, self._draft_s, drafted=True)
         since = self._trace.tokens[tree.base_len : self._committed_len].tolist()
         left = tree.descend(since)
         if (left is None or len(left) == 1) and self._wants_tree:
@@ -136,7 +139,9 @@ class VirtualService:
         if self._under_way is not None:
             asked_s, _, tree = self._under_way
             asked_len = tree.base_len
-        return DrafterState(True, self._times.expected_s, asked_len=asked_len, asked_s=asked_s)
+        return DrafterState(
+            True, self._times.expected_s, asked_len=asked_len, asked_s=asked_s, draft_s=self._draft_s
+        )
 
     def close(self) -> None:
         pass
@@ -147,10 +152,18 @@ class VirtualService:
         self._wants_tree = False
         tree = self._trace.tree_after(self._committed_len).first(self._max_nodes)
         now_s = self._clock()
-        self._under_way = (now_s, now_s + self._round_trip_s(self._conditions.load_pct), tree)
+        self._under_way = (
+            now_s,
+            now_s + self._round_trip_s(self._conditions.load_pct) + _draft_s(tree),
+            tree,
+        )
 
     def _round_trip_s(self, load_pct: int) -> float:
         rtt_s = self._conditions.rtt_ms / 1e3
-        queue_s = QUEUE_DRAFTS[load_pct] * SERVICE_DRAFT_S * self._rng.exponential()
+        queue_s = QUEUE_DRAFTS[load_pct] * OTHERS_DRAFT_S * self._rng.exponential()
         lost = int(self._rng.binomial(2, self._conditions.loss_pct / 100))
-        return rtt_s + lost * max(SMALLEST_RTO_S, 2 * rtt_s) + queue_s + SERVICE_DRAFT_S
+        return rtt_s + lost * max(SMALLEST_RTO_S, 2 * rtt_s) + queue_s
+
+
+def _draft_s(tree: DraftTree) -> float:
+    return STEP_S * max(1, int(tree.depths.max()))

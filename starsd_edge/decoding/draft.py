@@ -20,6 +20,7 @@ class Draft:
     age_s         from sending its update to its arrival
     origin        who drafted it
     with_prompt   its update carried the prompt too: its age says nothing of the next one's
+    draft_s       of age_s, what its drafter spent on drafting; 0: it did not say
     confidences   float64 [N] in (0, 1]: how likely its drafter holds each node, given its parent; left out,
                   read off the order of the nodes
     """
@@ -29,6 +30,7 @@ class Draft:
     age_s: float
     origin: str = ""
     with_prompt: bool = False
+    draft_s: float = 0.0
     confidences: Float64Array = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:

@@ -18,10 +18,11 @@ from typing import Protocol
 import numpy as np
 
 from starsd_edge.decoding.acceptance import AcceptanceModel, along_paths
+from starsd_edge.decoding.asking import LARGEST_TREE
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.ngram import NGRAM, merge
-from starsd_edge.decoding.record import LARGEST_TREE, SMOOTHING, DrafterRecord, Trial, worthwhile
+from starsd_edge.decoding.record import SMOOTHING, DrafterRecord, Trial, worthwhile
 from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
@@ -157,12 +158,6 @@ class FixedPolicy:
         pass
 
 
-# Trees are asked for this many times larger than what was verified of late, so that there is room to grow; a
-# larger one also takes longer to draft.
-ROOM_TO_GROW = 2
-SMALLEST_REQUEST = 4
-
-
 class AdaptivePolicy:
     """Maximises expected tokens per second, from the device's curve, the drafter's answers and the text.
 
@@ -234,12 +229,10 @@ class AdaptivePolicy:
 
     def hints(self) -> RoundHints:
         record = self._current
-        size = record.typical.size
-        max_nodes = LARGEST_TREE if size == 0 else max(SMALLEST_REQUEST, ROOM_TO_GROW * size)
         return RoundHints(
-            max_nodes=min(max_nodes, LARGEST_TREE),
+            max_nodes=record.request(self._alone_s),
             num_accepted=record.last_accepted,
-            verify_nodes=size,
+            verify_nodes=record.typical.size,
             verify_s=record.typical.verify_s,
             plain_s=self._plain_s,
             wait_s=record.last_age_s,

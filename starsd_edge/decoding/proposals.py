@@ -160,7 +160,8 @@ class Proposals:
         age_s = self._age_s(tree)
         self._answered(tree.base_len)
         with_prompt = tree.base_len == self._first_asked_len
-        draft: Draft | None = Draft(tree, 0, age_s, self._origin, with_prompt)
+        draft_s = self._drafter.state().draft_s
+        draft: Draft | None = Draft(tree, 0, age_s, self._origin, with_prompt, draft_s)
         assert draft is not None
         self._policy.arrived(draft)
         since = self._prefix.tokens[tree.base_len :].tolist()

@@ -11,14 +11,14 @@ from collections import deque
 import numpy as np
 
 from starsd_edge.decoding.acceptance import AcceptanceModel
+from starsd_edge.decoding.asking import Asking
 from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.waiting import WaitPlan, plan_waiting
 from starsd_edge.metrics import RoundKind, RoundStats
 from starsd_edge.types import Float64Array, IndexArray
 
-__all__ = ["LARGEST_TREE", "SMOOTHING", "DrafterRecord", "Trial", "TypicalTree", "worthwhile"]
+__all__ = ["SMOOTHING", "DrafterRecord", "Trial", "TypicalTree", "worthwhile"]
 
-LARGEST_TREE = 64  # no device gains from more, and EAGLE drafts 60
 # Averages over rounds forget with this weight a round: about the last 20 rounds count.
 SMOOTHING = 0.05
 # Drafting that was off starts again when it promises this much more than plain steps, and ends when it
@@ -50,11 +50,13 @@ class DrafterRecord:
     def __init__(self, alone_s: float) -> None:
         self.acceptance = AcceptanceModel()
         self.typical = TypicalTree()
+        self.asking = Asking()
         self.plan = WaitPlan(1.0 / alone_s, ())
         self.drafting = True
         self.look_tokens = FIRST_LOOK_TOKENS  # rows held at which to look, while off
         self.last_accepted = 0
         self._ages_s: deque[float] = deque(maxlen=NUM_AGES)
+        self._only_the_prompts = False  # it is longer than the next ones will be, and better than nothing
         self._plan_due = 0  # rounds until the plan is made anew
         self._trial = Trial()
         self._needed_gain = START_GAIN  # to switch drafting on
@@ -62,6 +64,13 @@ class DrafterRecord:
     @property
     def last_age_s(self) -> float:
         return self._ages_s[-1] if self._ages_s else 0.0
+
+    def request(self, alone_s: float) -> int:
+        """Nodes to ask for. Where an answer takes longer than a step, a step hides what drafting takes."""
+        spare_s = 0.0
+        if self.plan.until_s and self.plan.until_s[0] > 0.0:
+            spare_s = alone_s - (float(np.mean(self._ages_s)) - self.asking.draft_s)
+        return self.asking.size(self.typical.size, self.plan.rate, spare_s)
 
     def patience_s(self, elapsed_s: float, behind: int, alone_s: float) -> float:
         """How long to wait for a tree whose update left `elapsed_s` ago, `behind` tokens ago."""
@@ -88,14 +97,17 @@ class DrafterRecord:
 
     def arrived(self, draft: Draft, costs_s: Float64Array, alone_s: float) -> None:
         """Note what to expect of the next tree, and whether that pays."""
-        if not draft.with_prompt:
+        if self._only_the_prompts:
+            self._ages_s.clear()
+        if not draft.with_prompt or not self._ages_s:
             self._ages_s.append(draft.age_s)
+            self._only_the_prompts = draft.with_prompt
         p = self.acceptance.node_probabilities(draft)
-        nodes = worthwhile(p, costs_s, max(self.plan.rate, 1.0 / alone_s))
+        rate = max(self.plan.rate, 1.0 / alone_s)
+        self.asking.learn(draft, p, costs_s, rate)
+        nodes = worthwhile(p, costs_s, rate)
         survival: Float64Array = np.bincount(draft.tree.depths[nodes], p[nodes]).astype(np.float64)
         self.typical.add(survival, float(costs_s[len(nodes) - 1]), len(nodes))
-        if not self._ages_s:
-            return
         if not self.drafting or self._plan_due <= 0 or len(self._ages_s) in FIRST_PLANS:
             self._make_plan(alone_s)
 

@@ -162,6 +162,7 @@ class DrafterState:
     asked_len        committed_len of the update whose tree is under way, 0 if none is; None: it does not say
     asked_s          when that update left, in monotonic seconds
     answered_s       when the newest tree that `poll` gave arrived, likewise; 0: it does not say
+    draft_s          of that time, what the newest tree took to be drafted; 0: it does not say
     origin           who drafts now: what is learnt of one drafter's trees does not hold for another's
     """
 
@@ -172,6 +173,7 @@ class DrafterState:
     asked_len: int | None = None
     asked_s: float = 0.0
     answered_s: float = 0.0
+    draft_s: float = 0.0
     origin: str = "service"
 
 

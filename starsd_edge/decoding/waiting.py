@@ -84,17 +84,21 @@ def _best_chain(
         else:
             outlook = _Ahead(survival[steps:] / survival[steps], verify_s, plain_s, left_s)
             waiting = outlook.best_wait(rate, elapsed_s)
-            if waiting.until_s >= ages_s[-1]:
-                waiting = replace(waiting, until_s=float(ages_s[-1] + _beyond_s(ages_s)))
+            waiting = replace(waiting, until_s=_and_a_little_longer(waiting.until_s, ages_s))
             stepping = outlook.step(after)
             after = max(waiting, stepping, key=lambda option: option.worth(rate))
         chain.append(after)
     return chain[::-1]
 
 
-def _beyond_s(ages_s: Float64Array) -> float:
-    few = BEYOND_THE_FIRST * ages_s[-1] if len(ages_s) < FEW_AGES else 0.0
-    return float(max(BEYOND_THE_LATEST * (ages_s[-1] - ages_s[0]), few))
+def _and_a_little_longer(until_s: float, ages_s: Float64Array) -> float:
+    """Past the latest answer, or the latest before those of another kind (of segments that were lost)."""
+    in_time = int(ages_s.searchsorted(until_s * (1.0 + 1e-9), side="right"))
+    spread_s = until_s - float(ages_s[0])
+    longer_s = until_s + BEYOND_THE_LATEST * spread_s
+    if in_time == len(ages_s):
+        return max(longer_s, (1.0 + BEYOND_THE_FIRST) * until_s) if in_time < FEW_AGES else longer_s
+    return longer_s if in_time >= FEW_AGES and ages_s[in_time] > until_s + 2 * spread_s else until_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ class EdgeConnection:
             blocked=bool(reason) and reason == self._blocked,
             asked_len=asked_len,
             asked_s=asked_s,
+            draft_s=self.times.last_draft_s,
         )
 
     def _why_not_ready(self) -> str:
@@ -275,6 +276,7 @@ class EdgeConnection:
             # A reply to a request that was sent twice may answer either (Karn's rule).
             if not request.resent and request.num_bytes <= LARGEST_TIMED_BYTES:
                 self.times.note(round_trip_s, dwell_s, drafted=True)
+                self.times.last_draft_s = message.draft_us / 1e6
                 self._breaker.measured()
             self._resends = 0
             self._enter(EdgeEvent.DRAFTED)

@@ -24,6 +24,7 @@ class LinkTimes:
         self.dwell_s = 0.0
         self.last_link_s = 0.0
         self.last_dwell_s = 0.0
+        self.last_draft_s = 0.0  # of that, what a tree took; the rest was waiting in line
         self.deviation_s = 0.0  # of the round trip; what monitors call jitter
         self._drafted = False
 

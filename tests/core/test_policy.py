@@ -139,6 +139,15 @@ def test_while_off_it_looks_again_now_and_then_and_starts_when_it_pays() -> None
     assert policy.drafting
 
 
+def test_until_there_is_another_the_answer_that_came_with_the_prompt_is_gone_by() -> None:
+    policy = AdaptivePolicy(CURVE)
+    assert policy.patience_s(LATER) == 0.0
+    policy.arrived(Draft(CHAIN, 0, 0.005, with_prompt=True))
+    assert policy.patience_s(LATER) > 0.005
+    policy.arrived(Draft(CHAIN, 0, 0.002))
+    assert 0.002 < policy.patience_s(LATER) < 0.005
+
+
 def test_an_answer_that_came_with_the_prompt_says_nothing_of_the_next() -> None:
     """It took two seconds, because thousands of rows went up with it: the others are still waited for."""
     policy = trained(age_s=0.005, accepted=4)
@@ -194,9 +203,9 @@ def test_slower_forwards_than_the_curve_says_are_taken_into_account() -> None:
     assert policy.hints().plain_s == pytest.approx(0.06, rel=0.01)
 
 
-def test_the_drafter_is_asked_for_as_many_nodes_as_have_been_of_use_and_some_more() -> None:
+def test_the_drafter_is_asked_for_as_many_nodes_as_have_been_of_use() -> None:
     policy = trained(age_s=0.005, accepted=4)
     hints = policy.hints()
-    assert hints.max_nodes == 10
+    assert hints.max_nodes == 5
     assert hints.verify_nodes == 5
     assert hints.plain_s == pytest.approx(0.030)

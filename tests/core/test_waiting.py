@@ -109,6 +109,13 @@ def test_the_tail_of_answer_times_is_cut_off() -> None:
     assert 0.01 <= plan.until_s[0] < 0.5
 
 
+def test_the_latest_of_the_usual_answers_is_waited_for_and_a_little_longer() -> None:
+    """One later than all of twenty before it is to be expected, and not much later; a lost one is another."""
+    ages_s = np.array([*np.linspace(0.010, 0.020, 20), 0.5])
+    plan = plan_waiting(np.array([1.0, 0.8, 0.6, 0.5]), 0.04, PLAIN_S, ages_s)
+    assert plan.until_s[0] == pytest.approx(0.025)
+
+
 def test_a_useless_drafter_earns_the_plain_rate() -> None:
     plan = plan_waiting(np.array([1.0]), PLAIN_S, PLAIN_S, np.array([0.01]))
     assert plan.rate == pytest.approx(1 / PLAIN_S)
