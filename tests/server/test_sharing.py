@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starsd_edge.protocol.session_table import SessionKey
-from starsd_server.heads.grow import GrowthLimits, TreeGrowth
+from starsd_server.heads.grow import GrowthLimits, TreeGrowth, add_level
 from starsd_server.scheduling import Phase, Turn
 from starsd_server.sharing import Sharing, Trust
 
@@ -111,13 +111,13 @@ def rows_run(levels: list[np.ndarray], price: float) -> list[float]:
     """Probabilities of the rows that are run of a tree at that price, the root's left out."""
     growth = TreeGrowth(GrowthLimits(max_nodes=99, top_k=4, steps=2))
     run: list[float] = []
-    rows = 1
     for level in levels:
-        beams = growth.add(level[:rows], np.tile(IDS, (rows, 1)))
-        if beams is None or growth.narrow(price) is None:
-            return run
+        rows = len(growth.beams)
+        add_level([growth], level[:rows], np.tile(IDS, (rows, 1)))
+        growth.narrow(price)
+        if not len(growth.beams):
+            break
         run += growth.beam_probabilities.tolist()
-        rows = len(growth.beam_probabilities)
     return run
 
 
