@@ -53,6 +53,11 @@ def read_text_settings(source: WeightSource) -> TextSettings:
     return text
 
 
+def known_template(*names: str) -> str:
+    """Vicuna's files carry none; its name is all there is to go by."""
+    return BUILTIN_TEMPLATES["vicuna_v1.1"] if "vicuna" in " ".join(names).lower() else ""
+
+
 def check(text: TextSettings, source: WeightSource) -> None:
     """Raises BundleError."""
     vocab_size = source.shape.vocab_size
@@ -84,6 +89,7 @@ def import_tokenizers() -> Any:
 
 # GGUF ------------------------------------------------------------------------------------------------------
 
+GGUF_NAMES = ("general.name", "general.basename", "general.finetune")
 CONTROL, USER_DEFINED = 3, 4  # token types of GGUF that are matched before the text is split
 
 # Pre-tokenizers by the name that llama.cpp's converter gave them (tokenizer.ggml.pre).
@@ -129,7 +135,8 @@ def read_gguf(source: GgufSource) -> TextSettings:
     bos = source.field("tokenizer.ggml.bos_token_id")
     return TextSettings(
         tokenizer_json=GGUF_TOKENIZERS[kind](source, tokens, kinds),
-        chat_template=str(source.field("tokenizer.chat_template", "")),
+        chat_template=str(source.field("tokenizer.chat_template", ""))
+        or known_template(*(str(source.field(key, "")) for key in GGUF_NAMES), source.path.name),
         bos_token=-1 if bos is None else int(bos),
         add_bos=bool(source.field("tokenizer.ggml.add_bos_token", kind == "llama")),
         stop_tokens=tuple(sorted(int(token) for token in ends)),
@@ -209,7 +216,8 @@ def read_hugging_face(source: HuggingFaceSource) -> TextSettings:
     encoded = tokenizer.encode("a").ids
     return TextSettings(
         tokenizer_json=text,
-        chat_template=read_chat_template(source.path, config) or known_template(source),
+        chat_template=read_chat_template(source.path, config)
+        or known_template(source.name, str(source.config.get("_name_or_path", ""))),
         bos_token=bos,
         add_bos=bool(encoded) and encoded[0] == bos,
         stop_tokens=tuple(sorted(token for token in ends if token >= 0)),
@@ -236,12 +244,6 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str:
         named = {entry.get("name"): entry.get("template", "") for entry in template}
         template = named.get("default", "")
     return str(template)
-
-
-def known_template(source: HuggingFaceSource) -> str:
-    """Vicuna's folders carry none; its name is all there is to go by."""
-    names = f"{source.name} {source.config.get('_name_or_path', '')}".lower()
-    return BUILTIN_TEMPLATES["vicuna_v1.1"] if "vicuna" in names else ""
 
 
 def read_sampling(generation: dict[str, Any]) -> SamplingDefaults:

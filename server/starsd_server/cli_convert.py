@@ -25,14 +25,25 @@ def command(source: Path, target: Path, out: Path, dtype: str, as_json: bool) ->
     import torch
 
     from starsd_server.heads.convert import convert
+    from starsd_server.heads.head import HeadKind
 
     manifest = convert(source, target, out, torch.float32 if dtype == "fp32" else torch.float16)
-    head = manifest.head
+    head, identity = manifest.head, manifest.identity
     if as_json:
-        kind, digest = head.kind.value, manifest.identity.digest()
-        click.echo(json.dumps({"head": str(out), "kind": kind, "name": manifest.name, "identity": digest}))
+        written = {
+            "head": str(out),
+            "kind": head.kind.value,
+            "name": manifest.name,
+            "target": identity.target,
+            "trained_len": manifest.trained_len,
+            "identity": identity.digest(),
+        }
+        click.echo(json.dumps(written))
         return
+    trained = f"{manifest.trained_len} tokens" if manifest.trained_len else "a length that it does not tell"
     click.echo(
-        f"{out}: {head.kind.name} head '{manifest.name}' for {manifest.identity.target}, "
-        f"{head.draft_vocab_size} of {head.vocab_size} tokens"
+        f"{out}: {head.kind.label} head '{manifest.name}' for {identity.target}, trained on contexts of "
+        f"{trained}, proposes {head.draft_vocab_size} of {head.vocab_size} tokens"
     )
+    fits = "any bundle" if head.kind is HeadKind.EAGLE1 else f"bundles exported with --eagle3 {out}"
+    click.echo(f"fits {fits} of {target}")

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from starsd_edge.cli.drafts import identity_of
 from starsd_edge.errors import MissingDependencyError
 from starsd_edge.extras import install_hint
 
@@ -87,13 +88,26 @@ def command(
             bar.update(task, completed=done, total=total, description=what, count=f"{done}/{total} layers")
 
         bundle = exporter.export(path, out, settings, progress)
-    size = sum(entry.num_bytes for entry in bundle.manifest.files.values())
+    manifest = bundle.manifest
+    size = sum(entry.num_bytes for entry in manifest.files.values())
     if as_json:
-        click.echo(
-            json.dumps({"path": str(out), "quantisation": quant, "flavour": flavour, "num_bytes": size})
-        )
-    else:
-        click.echo(f"{out}: {bundle.manifest.identity.name}, {quant} for {flavour}, {size / 1e6:.0f} MB")
+        written = {
+            "path": str(out),
+            "target": manifest.identity.name,
+            "quantisation": quant,
+            "flavour": flavour,
+            "max_len": manifest.max_len,
+            "identity": identity_of(manifest).digest(),
+            "num_bytes": size,
+        }
+        click.echo(json.dumps(written))
+        return
+    click.echo(
+        f"{out}: {manifest.identity.name}, {quant} for {flavour}, contexts of {manifest.max_len} tokens, "
+        f"{size / 1e6:.0f} MB"
+    )
+    heads = f"the EAGLE-3 head {eagle3}, and no other" if eagle3 else f"EAGLE-1 heads made for {source}"
+    click.echo(f"fits {heads}")
 
 
 def import_exporter() -> Any:

@@ -5,14 +5,13 @@ authors publish.
 from __future__ import annotations
 
 import shutil
-import struct
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from starsd_jetson.sentencepiece import Piece
-from tests.jetson.gguf_files import write_gguf
+from tests.jetson.gguf_files import sentencepiece_model, write_gguf
 
 __all__ = ["EAGLE1", "EAGLE3", "GOLDEN", "SOURCES", "vicuna_folder"]
 
@@ -34,21 +33,13 @@ def pieces() -> list[Piece]:
     return [*special, *raw, *said][:VOCAB]
 
 
-def encoded(piece: Piece) -> bytes:
-    """As SentencePiece's model file has it (a protocol-buffer message)."""
-    text = piece.text.encode()
-    body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", piece.score)
-    body += b"\x18" + bytes([piece.kind])
-    return b"\x0a" + bytes([len(body)]) + body
-
-
 def vicuna_folder(folder: Path) -> Path:
     """lmsys/vicuna-7b-v1.3's files: config.json, pytorch_model.bin, tokenizer.model; no chat template."""
     made = folder / "vicuna-tiny-v1.3"
     made.mkdir()
     shutil.copy(TARGET / "config.json", made)
     torch.save(load_file(TARGET / "model.safetensors"), made / "pytorch_model.bin")
-    (made / "tokenizer.model").write_bytes(b"".join(encoded(piece) for piece in pieces()))
+    (made / "tokenizer.model").write_bytes(sentencepiece_model(pieces()))
     return made
 
 
@@ -58,7 +49,8 @@ def llama_folder(folder: Path) -> Path:
 
 
 def gguf_file(folder: Path) -> Path:
-    return write_gguf(TARGET, folder / "vicuna-tiny-v1.3.f32.gguf", pieces=pieces())
+    """As llama.cpp's converter makes one of Vicuna: it names the model, and carries no chat template."""
+    return write_gguf(TARGET, folder / "tiny.f32.gguf", pieces=pieces(), name="Vicuna Tiny v1.3")
 
 
 SOURCES = {"tokenizer.model": vicuna_folder, "tokenizer.json": llama_folder, "GGUF": gguf_file}

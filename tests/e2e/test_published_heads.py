@@ -47,8 +47,10 @@ def test_a_head_and_a_bundle_of_the_same_files_fit(kind: str, head: Path, tmp_pa
     source = SOURCES[kind](tmp_path)
     identity = convert(head, source, tmp_path / "head").identity
     eagle3 = tmp_path / "head" if head is EAGLE3 else None
-    settings = ExportSettings("fp32", eagle3=eagle3, chat_template="vicuna_v1.1")
-    bundle = export(source, tmp_path / "bundle", settings)
+    template = "vicuna_v1.1" if kind == "tokenizer.json" else None
+    bundle = export(
+        source, tmp_path / "bundle", ExportSettings("fp32", eagle3=eagle3, chat_template=template)
+    )
     assert identity_of(bundle.manifest) == identity
     assert convert(head, bundle.path, tmp_path / "again").identity == identity
 

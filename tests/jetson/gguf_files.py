@@ -1,7 +1,8 @@
-"""GGUF files of small models, as llama.cpp's converter writes them."""
+"""GGUF files of small models, as llama.cpp's converter writes them, and SentencePiece's model files."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -27,12 +28,15 @@ def write_gguf(
     kind: Kind = Kind.F32,
     architecture: str = "llama",
     pieces: list[Piece] | None = None,
+    name: str | None = None,
 ) -> Path:
     """The Hugging Face model in `folder` as a GGUF file, matrices stored as `kind`; with `pieces` its
     tokenizer is SentencePiece's, else a byte-level one of few tokens."""
     source = open_source(folder)
     shape = source.shape
     writer = gguf.GGUFWriter(path, architecture)
+    if name is not None:
+        writer.add_name(name)
     writer.add_context_length(shape.max_len)
     writer.add_embedding_length(shape.hidden_size)
     writer.add_block_count(shape.num_layers)
@@ -82,3 +86,17 @@ def add_sentencepiece(writer: gguf.GGUFWriter, pieces: list[Piece]) -> None:
     writer.add_token_types([piece.kind for piece in pieces])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+
+
+def sentencepiece_model(pieces: list[Piece]) -> bytes:
+    """A tokenizer.model (a protocol-buffer message)."""
+    return b"".join(_message(b"\x0a", _piece(piece)) for piece in pieces)
+
+
+def _piece(piece: Piece) -> bytes:
+    score, kind = struct.pack("<f", piece.score), bytes([piece.kind])
+    return _message(b"\x0a", piece.text.encode()) + b"\x15" + score + b"\x18" + kind
+
+
+def _message(tag: bytes, body: bytes) -> bytes:
+    return tag + bytes([len(body)]) + body

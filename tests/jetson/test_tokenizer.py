@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from starsd_edge.errors import BundleError
+from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_jetson import embedded
 from starsd_jetson.graph.sources import open_source
 from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
 from starsd_jetson.tokenizer import read_text_settings
+from tests.jetson.gguf_files import sentencepiece_model, write_gguf
 
 TEXTS = [
     "Hello, world!",
@@ -50,7 +53,7 @@ def test_sentencepiece_merges_the_best_scored_pair_first(tmp_path: Path) -> None
     pieces = [Piece("<unk>", 0.0, 2), Piece("<s>", 0.0, 3), Piece("</s>", 0.0, 3)]
     pieces += [Piece(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     pieces += [Piece(text, scores[text], 1) for text in texts]
-    (tmp_path / "tokenizer.model").write_bytes(b"".join(encode(piece) for piece in pieces))
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(pieces))
     assert read_pieces(tmp_path / "tokenizer.model") == pieces
 
     tokenizer = Tokenizer.from_str(sentencepiece_json(pieces, prepend=True))
@@ -60,11 +63,22 @@ def test_sentencepiece_merges_the_best_scored_pair_first(tmp_path: Path) -> None
     assert tokenizer.decode(tokenizer.encode("abc é ab").ids) == "abc é ab"
 
 
-def encode(piece: Piece) -> bytes:
-    text = piece.text.encode()
-    body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", piece.score)
-    body += b"\x18" + bytes([piece.kind])
-    return b"\x0a" + bytes([len(body)]) + body
+@pytest.mark.parametrize(
+    ("name", "file", "template"),
+    [
+        ("Vicuna 7b v1.3", "model.gguf", "vicuna_v1.1"),
+        ("LLaMA v2", "vicuna-7b-v1.5.Q4_K_M.gguf", "vicuna_v1.1"),
+        ("LLaMA v2", "model.gguf", None),
+        (None, "model.gguf", None),
+    ],
+)
+def test_a_gguf_file_of_vicuna_without_a_template_gets_vicunas(
+    name: str | None, file: str, template: str | None, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    pieces = [Piece("<unk>", 0.0, 2), Piece("<s>", 0.0, 3), Piece("</s>", 0.0, 3), Piece("a", 0.0, 1)]
+    folder = tiny("llama grouped").folder
+    source = open_source(write_gguf(folder, tmp_path / file, pieces=pieces, name=name))
+    assert read_text_settings(source).chat_template == (BUILTIN_TEMPLATES[template] if template else "")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x0a\xff", b"\x0a\x03\x0a\x09a", b"\x0f"])

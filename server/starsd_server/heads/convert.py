@@ -217,7 +217,7 @@ def _rename(
         complaints = [
             f"{word}: {', '.join(what)}" for word, what in (("missing", missing), ("unknown", extra)) if what
         ]
-        raise BundleError(f"{source}: not an {config.kind.value.upper()} head: {'; '.join(complaints)}")
+        raise BundleError(f"{source}: not an {config.kind.label} head: {'; '.join(complaints)}")
     return {name: torch.cat([found[part] for part in parts]) for name, parts in names.items()}
 
 

@@ -43,6 +43,11 @@ class HeadKind(enum.Enum):
     EAGLE1 = "eagle1"
     EAGLE3 = "eagle3"
 
+    @property
+    def label(self) -> str:
+        """`EAGLE-1`"""
+        return f"EAGLE-{self.value[-1]}"
+
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
