@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,8 @@ from click.testing import CliRunner
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import BundleError, UsageError
 from starsd_edge.protocol.greeting import Identity
-from starsd_server.capacity.cli import command, measured_steps, parse_devices
+from starsd_server.capacity.cli import command, measured_steps
+from starsd_server.capacity.groups import parse_groups
 from starsd_server.capacity.model import DeviceClass, DraftWork, Host, balance, saturation
 from starsd_server.capacity.recorded import work_of
 from starsd_server.capacity.scenario import Scenario, changed, examine
@@ -134,7 +136,7 @@ def test_a_mixed_fleet_is_slower_for_those_on_the_longer_link_only() -> None:
     assert near.draft_s == pytest.approx(far.draft_s, rel=0.05)
 
 
-SCENARIO = Scenario({"agx-orin-int4": 8, "orin-nano-int4": 24}, WORK, RTX.step_s)
+SCENARIO = Scenario(parse_groups(["agx-orin-int4=8", "orin-nano-int4=24"]), WORK, RTX.step_s)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +144,8 @@ SCENARIO = Scenario({"agx-orin-int4": 8, "orin-nano-int4": 24}, WORK, RTX.step_s
     [
         ("hosts=2", "hosts", 2),
         ("rtt_ms=50", "rtt_ms", 50.0),
-        ("devices=+32", "devices", {"agx-orin-int4": 16, "orin-nano-int4": 48}),
-        ("devices=16", "devices", {"agx-orin-int4": 4, "orin-nano-int4": 12}),
+        ("devices=+32", "devices", parse_groups(["agx-orin-int4=16", "orin-nano-int4=48"])),
+        ("devices=16", "devices", parse_groups(["agx-orin-int4=4", "orin-nano-int4=12"])),
         ("uplink_mbps=100", "uplink_mbps", 100.0),
     ],
 )
@@ -183,8 +185,50 @@ def test_measured_steps_take_the_place_of_a_profile() -> None:
     for nonsense in ("1", "2:1.0", "a:b", "1:2,8:1"):
         with pytest.raises(UsageError, match="ROWS:MS"):
             measured_steps(nonsense, RTX)
-    with pytest.raises(UsageError, match="PROFILE=COUNT"):
-        parse_devices(["agx-orin-int4"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "agx-orin-int4",
+        "agx-orin-int4=many",
+        "agx-orin-int4=nan",
+        "agx-orin-int4=2,rtt_ms",
+        "agx-orin-int4=2,colour=3",
+        "agx-orin-int4=2,rtt_ms=-1",
+        "agx-orin-int4=2,tokens=0.5",
+        "no-such-board=2",
+        "missing.json=2",
+    ],
+)
+def test_devices_that_cannot_be_are_named(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_groups([text])
+    assert text.partition("=")[0] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_far_devices_and_hard_prompts_are_told_apart_in_one_fleet() -> None:
+    """All four on one host; those that differ from the fleet get what a fleet of their own kind would."""
+    devices = ["agx-orin-int4=1", "agx-orin-int4=1,rtt_ms=50", "agx-orin-int4=1,tokens=1.5"]
+    near, far, hard = examine(Scenario(parse_groups(devices), WORK, RTX.step_s)).fleet.served
+    assert (near.name, far.name) == ("agx-orin-int4", "agx-orin-int4, 50 ms")
+    assert near.tokens_per_s == pytest.approx(2 * hard.tokens_per_s, rel=0.01)
+    slower_s = WORK.tokens / far.tokens_per_s - WORK.tokens / near.tokens_per_s
+    assert slower_s == pytest.approx(0.048, rel=0.02)
+
+
+def test_a_board_of_ones_own_is_what_bench_target_measured(tmp_path: Path) -> None:
+    file = tmp_path / "board.json"
+    one, two = {"1": 0.08, "16": 0.11, "64": 0.3}, {"1": 0.05, "16": 0.06, "64": 0.2}
+    file.write_text(json.dumps({"rows": [{"threads": 1, "costs_s": one}, {"threads": 2, "costs_s": two}]}))
+    (group,) = parse_groups([f"{file}=3"])
+    assert (group.label, group.count) == ("board", 3.0)
+    assert (group.curve.plain_s, group.curve(16)) == (0.05, 0.06)
+    for nonsense in ("{", "[]", '{"rows": []}', '{"rows": [{"costs_s": {"1": "x"}}]}'):
+        file.write_text(nonsense)
+        with pytest.raises(UsageError, match="not what `starsd bench target --json` writes"):
+            parse_groups([f"{file}=3"])
 
 
 def test_the_work_of_a_foreign_recording_is_refused() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import click
 
 from starsd_edge.decoding.costs import CostCurve, profile_names
 from starsd_edge.errors import UsageError
+from starsd_server.capacity.groups import parse_groups
 from starsd_server.capacity.model import DraftWork, StepSeconds
 from starsd_server.capacity.scenario import Report, Scenario, changed, examine
 from starsd_server.emulate.engines import EngineProfile, load_engine_profile
@@ -24,8 +24,9 @@ GIB = 2**30
     "--device",
     "devices",
     multiple=True,
-    metavar="PROFILE=COUNT",
-    help=f"Several may be given. Profiles: {', '.join(profile_names())}.  [default: agx-orin-int4=8]",
+    metavar="PROFILE=COUNT[,rtt_ms=N][,tokens=N]",
+    help=f"Several may be given. Profiles: {', '.join(profile_names())}; or a file of `bench target --json`."
+    "  [default: agx-orin-int4=8]",
 )
 @click.option("--engine", default="rtx-4090", show_default=True, help="The draft host's profile.")
 @click.option("--step-ms", metavar="ROWS:MS,...", help="Measured instead: a step over so many rows.")
@@ -77,7 +78,7 @@ def command(
     """
     profile = load_engine_profile(engine)
     scenario = Scenario(
-        devices=parse_devices(devices or ("agx-orin-int4=8",)),
+        devices=parse_groups(devices or ("agx-orin-int4=8",)),
         work=DraftWork(tokens, nodes, steps, rows, context, tokens * row_bytes),
         step_s=measured_steps(step_ms, profile) if step_ms else profile_steps(profile),
         rtt_ms=rtt_ms,
@@ -98,14 +99,15 @@ def command(
 
 def lines_of(name: str, report: Report) -> list[str]:
     scenario, fleet = report.scenario, report.fleet
-    total = sum(scenario.devices.values())
+    total = sum(group.count for group in scenario.devices)
+    width = max(len(group.label) for group in scenario.devices)
     hosts = "1 draft host" if scenario.hosts == 1 else f"{scenario.hosts} draft hosts"
     lines = [
         f"{name}: {total:g} devices, {hosts}, {scenario.rtt_ms:g} ms round trip, {scenario.policy.value}"
     ]
-    for each in fleet.served:
+    for group, each in zip(scenario.devices, fleet.served, strict=True):
         lines.append(
-            f"  {scenario.devices[each.name]:>5g} x {each.name:<15} {each.tokens_per_s:7.1f} tokens/s each, "
+            f"  {group.count:>5g} x {each.name:<{width}} {each.tokens_per_s:7.1f} tokens/s each, "
             f"{each.ratio_to_plain:.2f} x plain; a tree takes {each.draft_s * 1e3:.1f} ms"
         )
     used = ", ".join(f"{each.name} {each.used:.0%}" for each in fleet.resources if each.used > 0)
@@ -115,18 +117,6 @@ def lines_of(name: str, report: Report) -> list[str]:
         f"{report.gains_up_to} before one is slower than plain; first in the way: {fleet.bottleneck.name}"
     )
     return lines
-
-
-def parse_devices(texts: Sequence[str]) -> dict[str, float]:
-    """Raises UsageError for what is not PROFILE=COUNT."""
-    devices: dict[str, float] = {}
-    for text in texts:
-        name, _, count = text.partition("=")
-        try:
-            devices[name] = devices.get(name, 0.0) + float(count)
-        except ValueError:
-            raise UsageError(f"--device {text}: PROFILE=COUNT is wanted") from None
-    return devices
 
 
 def profile_steps(profile: EngineProfile) -> StepSeconds:

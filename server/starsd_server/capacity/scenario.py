@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
+from starsd_server.capacity.groups import DeviceGroup
 from starsd_server.capacity.model import (
     DeviceClass,
     DraftWork,
@@ -30,13 +29,13 @@ MEGABIT = 1e6 / 8  # bytes per second
 class Scenario:
     """What is asked.
 
-    devices      how many of each device profile
+    rtt_ms       of the links of devices that name none of their own
     hosts        draft hosts; devices are spread evenly over them
     slots        sessions that one host's KV memory holds
     uplink_mbps  of one host; None: not a limit
     """
 
-    devices: Mapping[str, float]
+    devices: tuple[DeviceGroup, ...]
     work: DraftWork
     step_s: StepSeconds
     rtt_ms: float = 2.0
@@ -47,7 +46,7 @@ class Scenario:
     policy: Policy = Policy.BATCHED
 
     def __post_init__(self) -> None:
-        if not self.devices or min(self.devices.values()) <= 0:
+        if not self.devices or min(group.count for group in self.devices) <= 0:
             raise UsageError("a fleet needs devices: --device PROFILE=COUNT, with a count above 0")
         if self.hosts < 1 or self.rtt_ms < 0 or self.slots < 1:
             raise UsageError("hosts and slots are at least 1, and a round trip is not negative")
@@ -70,7 +69,7 @@ class Report:
 
     def as_dict(self) -> dict[str, object]:
         return {
-            "devices": dict(self.scenario.devices),
+            "devices": {group.label: group.count for group in self.scenario.devices},
             "hosts": self.scenario.hosts,
             "rtt_ms": self.scenario.rtt_ms,
             "scheduler": self.scenario.policy.value,
@@ -86,7 +85,7 @@ class Report:
 
 
 def examine(scenario: Scenario) -> Report:
-    """Raises UsageError for a profile that does not exist."""
+    """Solve it."""
     host = Host(
         scenario.step_s,
         scenario.policy,
@@ -94,7 +93,7 @@ def examine(scenario: Scenario) -> Report:
         uplink_bps=math.inf if scenario.uplink_mbps is None else scenario.uplink_mbps * MEGABIT,
         host_s=scenario.host_ms / 1e3,
     )
-    classes = [_device_class(scenario, name, count) for name, count in scenario.devices.items()]
+    classes = [_device_class(scenario, group) for group in scenario.devices]
     fleet = balance(host, classes)
 
     def gains(fleet: Fleet) -> bool:
@@ -118,10 +117,12 @@ def changed(scenario: Scenario, change: str) -> Scenario:
     except ValueError:
         raise UsageError(f"--what-if {change}: NAME=NUMBER is wanted") from None
     if name == "devices":
-        total = sum(scenario.devices.values())
+        total = sum(group.count for group in scenario.devices)
         wanted = total + value if text.startswith(("+", "-")) else value
-        scaled = {device: count * wanted / total for device, count in scenario.devices.items()}
-        return dataclasses.replace(scenario, devices=scaled)
+        scaled = (
+            dataclasses.replace(group, count=group.count * wanted / total) for group in scenario.devices
+        )
+        return dataclasses.replace(scenario, devices=tuple(scaled))
     if name == "tokens":
         return dataclasses.replace(scenario, work=dataclasses.replace(scenario.work, tokens=value))
     if name == "hosts":
@@ -137,9 +138,17 @@ def changed(scenario: Scenario, change: str) -> Scenario:
     )
 
 
-def _device_class(scenario: Scenario, name: str, count: float) -> DeviceClass:
-    curve = load_profile(name).curve
-    verify_s = curve(max(1, round(scenario.work.nodes)))
+def _device_class(scenario: Scenario, group: DeviceGroup) -> DeviceClass:
+    work = scenario.work
+    if group.tokens is not None:  # what is committed in a round is what its update brings
+        bytes_up = work.bytes_up * group.tokens / work.tokens
+        work = dataclasses.replace(work, tokens=group.tokens, bytes_up=bytes_up)
+    rtt_ms = scenario.rtt_ms if group.rtt_ms is None else group.rtt_ms
     return DeviceClass(
-        name, count / scenario.hosts, curve.plain_s, verify_s, scenario.rtt_ms / 1e3, scenario.work
+        name=group.label,
+        count=group.count / scenario.hosts,
+        plain_s=group.curve.plain_s,
+        verify_s=group.curve(max(1, round(work.nodes))),
+        rtt_s=rtt_ms / 1e3,
+        work=work,
     )
