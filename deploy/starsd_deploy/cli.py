@@ -71,7 +71,7 @@ def schema() -> None:
 @command.command(short_help="Look at every device; say what would hinder it.")
 @selecting
 @click.option("--report", is_flag=True, help="What a bug report needs; no keys, addresses or host names.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def doctor(selection: Selection, report: bool, as_json: bool) -> None:
     """Look at every device and say what would hinder it, with the fix. Changes nothing."""
     found = survey(selection.fleet, selection.devices, selection.login, selection.parallel, time.time)
@@ -96,7 +96,7 @@ def doctor(selection: Selection, report: bool, as_json: bool) -> None:
 @selecting
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan for `apply FILE`.")
 @click.option("--refresh-wheels", is_flag=True, help="Resolve packages anew instead of taking the last set.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def plan(selection: Selection, output: Path | None, refresh_wheels: bool, as_json: bool) -> None:
     """Show what apply would do. Changes nothing."""
     planned = _make_plan(selection, refresh_wheels)
@@ -118,9 +118,9 @@ def plan(selection: Selection, output: Path | None, refresh_wheels: bool, as_jso
 @click.option("--limit-rate", default="0", help="Bytes a second of all uploads together: 500k, 10M.")
 @click.option("--fail-percent", type=click.FloatRange(0, 100), default=0.0, show_default=True)
 @click.option("--sudo-password-file", type=click.File(), help="Instead of asking; - is stdin.")
-@click.option("--refresh-wheels", is_flag=True)
+@click.option("--refresh-wheels", is_flag=True, help="Resolve them anew.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def apply(
     selection: Selection,
     plan_file: Path | None,
@@ -181,7 +181,7 @@ def _carry_out(
 
 @command.command()
 @selecting
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def status(selection: Selection, as_json: bool) -> None:
     """Which release is live on each device, and whether it runs."""
     found = survey(selection.fleet, selection.devices, selection.login, selection.parallel, time.time)

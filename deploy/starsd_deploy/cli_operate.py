@@ -75,7 +75,7 @@ def _entered(selection: Selection, device: Device) -> Iterator[tuple[Connection,
 @selecting
 @click.option("--to", default="", help="A release id of `status --json`; default: the one before.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
 @click.option("--sudo-password-file", type=click.File(), help="Instead of asking; - is stdin.")
 def rollback(selection: Selection, to: str, yes: bool, as_json: bool, sudo_password_file: Any) -> None:
     """Make the earlier release live again. Sends nothing, removes nothing."""
@@ -167,7 +167,7 @@ def keys() -> None:
 
 @keys.command(name="list")
 @selecting
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def list_(selection: Selection, as_json: bool) -> None:
     """Public keys, and which draft devices admit whom."""
     found = survey(selection.fleet, selection.fleet.devices, selection.login, selection.parallel, time.time)
