@@ -12,6 +12,7 @@ import pytest
 
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
+from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.protocol.greeting import Identity
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, jain, measure
@@ -78,6 +79,21 @@ def tree_at(
         item = Grow(session)
 
 
+def test_a_trace_can_be_what_a_service_sees_of_it() -> None:
+    """Nothing is lost in float16, which it was recorded in; a little in the other two."""
+    trace = random_trace()
+    errors = {
+        dtype: max(
+            float(np.abs(seen.features.astype(np.float32) - told.features).max())
+            for seen, told in zip(trace.rounded(dtype).conversations, trace.conversations, strict=True)
+        )
+        for dtype in FeatureDtype
+    }
+    assert errors[FeatureDtype.FP16] == 0
+    assert 0 < errors[FeatureDtype.BF16] < 0.02
+    assert 0 < errors[FeatureDtype.INT8] < 0.05
+
+
 def test_the_emulated_engine_answers_as_the_real_one_did(tmp_path: Path) -> None:
     """Same tree, same steps with the same rows, at every recorded position; saved and loaded in between."""
     trace = random_trace()
@@ -139,7 +155,7 @@ def test_jains_index(shares: list[float], index: float) -> None:
 
 @pytest.mark.slow
 def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
-    """Two emulated devices, real processes and sockets, a recorded head in place of the real one."""
+    """Two emulated devices, real processes and sockets, int8 features, a recorded head for the real one."""
     identity = Identity(
         target="toy",
         target_hash="0",
@@ -161,7 +177,14 @@ def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
             engine="rtx-4090",
             trees=str(tmp_path / "trees.npz"),
         ),
-        fleet=FleetPlan(identity, trace, load_profile("agx-orin-int4"), max_nodes=12, wait_s=0.01),
+        fleet=FleetPlan(
+            identity,
+            trace,
+            load_profile("agx-orin-int4"),
+            max_nodes=12,
+            wait_s=0.01,
+            dtype=FeatureDtype.INT8,
+        ),
         warm_up_s=1.0,
         seconds=2.0,
     )

@@ -12,6 +12,7 @@ from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
+from starsd_edge.protocol.features import FeatureDtype
 from starsd_server.cli_serve import head_sources
 from starsd_server.config import REAL_ENGINE, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, BenchRow, measure
@@ -52,6 +53,13 @@ AT_LEAST_ONE = click.IntRange(1)
 @click.option("--seconds", default=10.0, show_default=True, type=float, help="Measured time of each row.")
 @click.option("--max-nodes", default=60, show_default=True, type=click.IntRange(2, 256), help="Largest tree.")
 @click.option(
+    "--features",
+    default="fp16",
+    show_default=True,
+    type=click.Choice([dtype.wire_name for dtype in FeatureDtype]),
+    help="How they travel: what their precision costs.",
+)
+@click.option(
     "--answer-tokens", default=128, show_default=True, type=click.IntRange(8), help="Of each recording."
 )
 @click.option("--head", type=click.Path(path_type=Path), help="Draft head; the embedded model's without it.")
@@ -88,6 +96,7 @@ def command(
     rtt_ms: float,
     seconds: float,
     max_nodes: int,
+    features: str,
     answer_tokens: int,
     head: Path | None,
     target: Path | None,
@@ -108,6 +117,7 @@ def command(
     logging.basicConfig(level=logging.WARNING)
     counts = parse_counts(targets)
     device = load_profile(profile)
+    dtype = FeatureDtype[features.upper()]
     if engine != REAL_ENGINE:
         load_engine_profile(engine)
     sources = head_sources((head,) if head else (), (target,) if target else ())
@@ -118,7 +128,7 @@ def command(
     trees = ""
     if engine != REAL_ENGINE:
         file = recorded_trees(
-            trace, folder, Path(source.folder), target_path, device, max_nodes, WAIT_S, progress
+            trace, folder, Path(source.folder), target_path, device, max_nodes, WAIT_S, progress, dtype
         )
         trees = str(file)
     most = max(*counts, (greedy or 0) + 1)
@@ -136,7 +146,15 @@ def command(
             trees=trees,
             log_level="warning",
         ),
-        fleet=FleetPlan(manifest.identity, trace, device, max_nodes, WAIT_S, rtt_ms / 1e3),
+        fleet=FleetPlan(
+            manifest.identity,
+            trace,
+            device,
+            max_nodes,
+            WAIT_S,
+            rtt_ms / 1e3,
+            dtype,
+        ),
         seconds=seconds,
     )
     if profiled_rounds is not None:
@@ -170,7 +188,14 @@ def command(
         )
     if any(row.machine_bound for row in rows):
         click.echo("* this machine, not the engine, was the limit: a process stood in line for a processor")
-    facts = {"profile": profile, "engine": engine, "rtt_ms": rtt_ms, "seconds": seconds, "clock": clock}
+    facts = {
+        "profile": profile,
+        "engine": engine,
+        "rtt_ms": rtt_ms,
+        "features": features,
+        "seconds": seconds,
+        "clock": clock,
+    }
     write_json(json_file, {**facts, "rows": [row.as_dict() for row in rows]})
     if png_file is not None:
         from starsd_server.emulate.plot import draw

@@ -22,6 +22,7 @@ from starsd_edge.decoding.tree import NO_PARENT, DraftTree
 from starsd_edge.errors import UnreachableError
 from starsd_edge.link.sockets import SyncSocket, edge_socket
 from starsd_edge.protocol.codec import Frames
+from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.limits import MAX_CHUNK_BYTES
 from starsd_edge.protocol.messages import (
@@ -96,6 +97,7 @@ class FleetPlan:
 
     wait_s  what a device is taken to wait for a tree, when the tree's size is chosen by cost
     rtt_s   emulated delay of the line, there and back
+    dtype   of the features on the line
     """
 
     identity: Identity
@@ -104,6 +106,7 @@ class FleetPlan:
     max_nodes: int
     wait_s: float
     rtt_s: float = 0.0
+    dtype: FeatureDtype = FeatureDtype.FP16
 
 
 class Players:
@@ -123,6 +126,7 @@ class Players:
             self._plan.identity,
             device or f"device-{number}",
             curve=self._plan.profile.curve,
+            dtype=self._plan.dtype,
             max_nodes=self._plan.max_nodes,
         )
         # Each starts with another conversation, so that no two are in step.

@@ -16,6 +16,7 @@ from starsd_edge.bundle import Bundle
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer
 from starsd_edge.config import cache_dir
 from starsd_edge.decoding.costs import DeviceProfile
+from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.text.template import Message, Role
 from starsd_server.emulate.trace import Trace, record_trees
 from starsd_server.engine import Engine
@@ -60,10 +61,13 @@ def recorded_trees(
     max_nodes: int,
     wait_s: float,
     report: Callable[[str], None],
+    dtype: FeatureDtype = FeatureDtype.FP16,
 ) -> Path:
-    """The file with the head's trees for a device of this profile at every position of the trace."""
+    """The file with the head's trees for a device of this profile at every position of the trace, grown from
+    features that were sent as `dtype`."""
     name = read_manifest(head_folder).name
-    file = folder / f"trees-{name}-{profile.name}-{max_nodes}-{GROWTH}.npz"
+    features = "" if dtype is FeatureDtype.FP16 else f"-{dtype.wire_name}"
+    file = folder / f"trees-{name}-{profile.name}-{max_nodes}{features}-{GROWTH}.npz"
     if file.is_file():
         return file
     report(f"recording the head's trees for {profile.name}, once")
@@ -72,6 +76,6 @@ def recorded_trees(
     head = RowHead(load_head(head_folder, target, dtype=None), precision)
     engine = Engine(head, len(trace.conversations), MAX_LEN)
     costs = VerifyCosts(profile.curve.table(max_nodes), wait_s)
-    trees = record_trees(engine, trace, TreeShape().limits(max_nodes, costs))
+    trees = record_trees(engine, trace.rounded(dtype), TreeShape().limits(max_nodes, costs))
     trees.save(file)
     return file

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import BundleError
+from starsd_edge.protocol.features import FeatureDtype, encode_rows
 from starsd_edge.types import FeatureArray, Float32Array, TokenArray
 from starsd_server.engine import Advanced, Engine, Extend, Grow, SessionRows, TreeReady, WorkItem
 from starsd_server.heads.grow import GrowthLimits
@@ -50,6 +51,12 @@ class Trace:
     def record(cls, target: Target, prompts: Sequence[TokenArray], answer_tokens: int) -> Trace:
         """Let the target answer every prompt greedily, plainly, with `answer_tokens` tokens."""
         return cls(tuple(_answer(target, prompt, answer_tokens) for prompt in prompts))
+
+    def rounded(self, dtype: FeatureDtype) -> Trace:
+        """With the features that a service sees which is sent them as `dtype`."""
+        return Trace(
+            tuple(replace(c, features=encode_rows(c.features, dtype).decode()) for c in self.conversations)
+        )
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
