@@ -39,6 +39,7 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+	$(BIN)/python tests/jetson/tensorrt_types.py $(VENV)/tensorrt-stubs
 
 imports: setup
 	$(BIN)/lint-imports

@@ -11,12 +11,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.errors import BundleError, MissingDependencyError, ResourceError
 from starsd_jetson.context import MAX_TREE_SIZE
 from starsd_jetson.trt_plan import explain
+
+if TYPE_CHECKING:  # every call is checked where its stubs are: `make types`
+    import tensorrt
 
 __all__ = [
     "PREFILL_ROWS",
@@ -68,9 +71,9 @@ def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None, report: Re
     """The serialized engine, in memory. `timings` keeps what the builder measured for the next build."""
     check_precision(trt, bundle)
     logger = collecting_logger(trt)
-    builder = trt.Builder(logger)
+    builder: tensorrt.Builder = trt.Builder(logger)
     network = builder.create_network(network_flags(trt))
-    parser = trt.OnnxParser(network, logger)
+    parser: tensorrt.OnnxParser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(bundle.graph_path)):
         errors = "\n".join(str(parser.get_error(index)) for index in range(parser.num_errors))
         raise BundleError(f"{bundle.path}: TensorRT {trt.__version__} refuses the graph: {explain(errors)}")
@@ -92,7 +95,7 @@ def build_plan(trt: Any, bundle: Bundle, timings: Path | None = None, report: Re
     return plan
 
 
-def use_timings(trt: Any, config: Any, path: Path | None) -> Any:
+def use_timings(trt: Any, config: tensorrt.IBuilderConfig, path: Path | None) -> tensorrt.ITimingCache | None:
     """The builder's timing cache, filled from an earlier build. One from another device or version is refused
     by TensorRT, and an empty one is used. None for TensorRT for RTX, whose calls do nothing."""
     if path is None or trt.__name__ != "tensorrt":
@@ -104,7 +107,7 @@ def use_timings(trt: Any, config: Any, path: Path | None) -> Any:
     return cache
 
 
-def keep_timings(cache: Any, path: Path) -> None:
+def keep_timings(cache: tensorrt.ITimingCache, path: Path) -> None:
     """Best effort: without it the next build only takes longer."""
     part = path.with_suffix(f".part-{os.getpid()}")
     with contextlib.suppress(OSError):
@@ -112,7 +115,12 @@ def keep_timings(cache: Any, path: Path) -> None:
         part.replace(path)
 
 
-def profile(builder: Any, network: Any, rows: tuple[int, int, int], max_len: int) -> Any:
+def profile(
+    builder: tensorrt.Builder,
+    network: tensorrt.INetworkDefinition,
+    rows: tuple[int, int, int],
+    max_len: int,
+) -> tensorrt.IOptimizationProfile:
     """Bounds of every input for passes of `rows` rows over any past, none included."""
     made = builder.create_optimization_profile()
     most_past = max_len - rows[0]
@@ -121,7 +129,8 @@ def profile(builder: Any, network: Any, rows: tuple[int, int, int], max_len: int
     asked = (1, rows[1], rows[2]) if rows[2] <= MAX_TREE_SIZE else (1, 1, 1)
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        sizes: list[tuple[int, ...]]
+        shape: Any = tensor.shape  # Dims: made of a tuple and read like one, which the stubs do not say
+        sizes: list[Any]
         if tensor.name in PER_ROW_INPUTS:
             sizes = [(count,) for count in rows]
         elif tensor.name == "logit_rows":
@@ -129,7 +138,7 @@ def profile(builder: Any, network: Any, rows: tuple[int, int, int], max_len: int
         elif tensor.name == "mask":
             sizes = [(count, count) for count in rows]
         else:
-            sizes = [(count, *tuple(tensor.shape)[1:]) for count in past]
+            sizes = [(count, *tuple(shape)[1:]) for count in past]
         made.set_shape(tensor.name, *sizes)
     return made
 
@@ -162,7 +171,7 @@ def network_flags(trt: Any) -> int:
 def collecting_logger(trt: Any) -> Any:
     """TensorRT explains failures only in its log: keep the errors."""
 
-    class Logger(trt.ILogger):  # type: ignore[misc]  # the base class is not typed
+    class Logger(trt.ILogger):  # type: ignore[misc, unused-ignore]  # typed by the stubs only
         def __init__(self) -> None:
             super().__init__()
             self.lines: list[str] = []
@@ -180,7 +189,7 @@ def collecting_logger(trt: Any) -> Any:
 def progress_monitor(trt: Any, report: Report) -> Any:
     """Tells every PROGRESS_PERCENT of the outermost phase; minutes pass between them on a board."""
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base class is not typed
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, unused-ignore]  # typed by the stubs only
         def __init__(self) -> None:
             super().__init__()
             self.steps: dict[str, int] = {}

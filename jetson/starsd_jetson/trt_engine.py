@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,9 @@ from starsd_jetson.cuda import Cuda, initialise_driver
 from starsd_jetson.trt_build import ROW_BOUNDS, build_engine, collecting_logger, import_tensorrt
 from starsd_jetson.trt_plan import EngineKey, check_plan, explain
 
+if TYPE_CHECKING:  # every call is checked where its stubs are: `make types`
+    import tensorrt
+
 __all__ = ["TrtSession", "engine_path", "open_session", "ready_engine"]
 
 
@@ -26,7 +29,9 @@ class TrtSession:
     free_bytes  of the GPU's memory, before the engine was loaded
     """
 
-    def __init__(self, cuda: Cuda, runtime: Any, engine: Any, free_bytes: int) -> None:
+    def __init__(
+        self, cuda: Cuda, runtime: tensorrt.Runtime, engine: tensorrt.ICudaEngine, free_bytes: int
+    ) -> None:
         self.cuda = cuda
         self.runtime = runtime  # an engine must not outlive it
         self.engine = engine
@@ -54,7 +59,7 @@ def open_session(bundle: Bundle) -> TrtSession:
     check_plan(path, str(trt.__version__))
     free_bytes = cuda.free_bytes()
     logger = collecting_logger(trt)
-    runtime = trt.Runtime(logger)
+    runtime: tensorrt.Runtime = trt.Runtime(logger)
     # Mapped, not read: of the file nothing stays in memory beside the engine.
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         engine = runtime.deserialize_cuda_engine(plan)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from starsd_jetson.cuda import DeviceBuffer
 from starsd_jetson.device_cache import DeviceCache, value_type
 from starsd_jetson.trt_build import PREFILL_ROWS
 from starsd_jetson.trt_engine import TrtSession, open_session
+
+if TYPE_CHECKING:  # every call is checked where its stubs are: `make types`
+    import tensorrt
 
 __all__ = ["TrtTarget", "bucket_of", "profile_of"]
 
@@ -105,7 +108,9 @@ class TrtTarget(ContextTarget):
         self.cuda.wait()
         return TargetOutput(outputs["logits"], outputs["features"])
 
-    def bind(self, context: Any, name: str, shape: tuple[int, ...], address: int) -> None:
+    def bind(
+        self, context: tensorrt.IExecutionContext, name: str, shape: tuple[int, ...], address: int
+    ) -> None:
         if not context.set_input_shape(name, shape):
             raise BundleError(
                 f"{self.bundle.path}: its engine takes no {name} of {list(shape)}; "
