@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from starsd_edge.types import BoolArray, FeatureArray, Float32Array, TokenArray
-from starsd_server.heads.candidates import candidates
 from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth, add_level
 from starsd_server.kv_cache import KvCache
 from starsd_server.rows import RowHead
@@ -378,7 +377,7 @@ class Engine(OwnThread):
             return
         chosen = self._scored_rows(wanting, output)
         trees = [block.item.session.tree for block in wanting]
-        best, ids = candidates(self._head.log_probs(chosen), max([tree.limits.top_k for tree in trees]))
+        best, ids = self._head.candidates(chosen, max([tree.limits.top_k for tree in trees]))
         log_probs, tokens = best.cpu().numpy(), self._to_target[ids.cpu().numpy()]
         if not np.isfinite(log_probs).all():
             usable = self._refuse_poisoned(wanting, log_probs, outcomes)

@@ -66,10 +66,10 @@ class GraphHead:
         (output,) = self._after({"x": x.numpy(), "mixed": mixed.flatten(1).numpy()})
         return _marked(output, hidden, mixed.flatten(1))
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """[n, H] -> [n, draft V] the log-softmax of `EagleHead.logits`."""
-        (log_probs,) = self._scores({"hidden": hidden.numpy()})
-        return _marked(log_probs, hidden)
+    def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `heads.candidates`: the likeliest tokens after [n, H]."""
+        log_probs, ids = self._scores({"hidden": hidden.numpy(), "count": np.array([count])})
+        return _marked(log_probs, hidden), ids
 
 
 def _marked(rows: Tensor, *sources: Tensor) -> Tensor:
@@ -146,13 +146,15 @@ def _after(head: EagleHead) -> _Session:
 
 
 def _scores(head: EagleHead) -> _Session:
-    """[n, H] -> [n, draft V] log-probabilities"""
+    """[n, H] -> log-probabilities and ids of the likeliest tokens, [n, count]; ties by id, as TopK has it."""
     c, graph = head.config, _Graph()
     hidden = graph.input("hidden", c.hidden_size)
     if head.out_norm is not None:
         hidden = graph.norm(hidden, head.out_norm)
-    (log_probs,) = graph.op("LogSoftmax", graph.linear([hidden], head.lm_head), axis=-1)
-    graph.output(log_probs, c.draft_vocab_size)
+    log_probs = graph.op("LogSoftmax", graph.linear([hidden], head.lm_head), axis=-1)
+    best, ids = graph.op("TopK", *log_probs, graph.count("count"), outputs=2)
+    graph.output(best, "count")
+    graph.output(ids, "count", np.int64)
     return graph.session()
 
 
@@ -186,11 +188,16 @@ class _Graph:
         self._outputs: list[Any] = []
 
     def input(self, name: str, width: int) -> str:
-        self._inputs.append(_rows(name, width))
+        self._inputs.append(_value(name, np.float32, ["n", width]))
         return name
 
-    def output(self, value: str, width: int) -> None:
-        self._outputs.append(_rows(value, width))
+    def count(self, name: str) -> str:
+        """An input that is one number."""
+        self._inputs.append(_value(name, np.int64, [1]))
+        return name
+
+    def output(self, value: str, width: int | str, dtype: type[np.generic] = np.float32) -> None:
+        self._outputs.append(_value(value, dtype, ["n", width]))
 
     def session(self) -> _Session:
         from onnx import helper
@@ -261,7 +268,7 @@ class _Graph:
         self._nodes.append(helper.make_node(kind, inputs, outputs, **attributes))
 
 
-def _rows(name: str, width: int) -> Any:
-    from onnx import TensorProto, helper
+def _value(name: str, dtype: type[np.generic], shape: Sequence[int | str]) -> Any:
+    from onnx import helper
 
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)

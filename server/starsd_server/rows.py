@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from starsd_edge.errors import UsageError
 from starsd_server.graph_head import MAX_WEIGHTS, GraphHead, graphs_available
+from starsd_server.heads.candidates import candidates
 from starsd_server.heads.head import Attend, EagleHead, HeadKind
 
 __all__ = ["BlockLinear", "Int8Linear", "Precision", "RowHead", "int8_available", "rows_are_independent"]
@@ -117,7 +118,7 @@ class _Network(Protocol):
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor: ...
 
-    def log_probs(self, hidden: Tensor) -> Tensor: ...
+    def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
 
 
 class _TorchHead:
@@ -133,9 +134,9 @@ class _TorchHead:
         head.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)  # held by _lm_head alone
         self._out_norm, self.forward = head.out_norm, head.forward
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
+    def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         logits = self._lm_head(hidden if self._out_norm is None else self._out_norm(hidden))
-        return torch.log_softmax(logits.float(), dim=-1)
+        return candidates(logits, count)
 
 
 class RowHead:
@@ -174,9 +175,9 @@ class RowHead:
         """`EagleHead.forward` over [n] rows."""
         return self._network.forward(tokens, hidden, positions, attend)
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """[n, H] -> float32 [n, draft V]; where `hidden` is not finite, a row holds a NaN."""
-        return self._network.log_probs(hidden)
+    def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens after [n, H], see `heads.candidates`."""
+        return self._network.candidates(hidden, count)
 
     def _prepared(self, head: EagleHead) -> _Network:
         if self.precision is Precision.FLOAT32:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     not graphs_available(), reason="no ONNX Runtime with exact int8 products here"
 )
 
-ROWS = 70
+ROWS, COUNT = 70, 7
 NOISE = 0.05  # of the largest output: what two rounds of int8 leave
 
 
@@ -59,9 +59,22 @@ def test_it_computes_what_the_head_in_float32_does(kind: HeadKind) -> None:
     head = random_head(kind)
     int8, arguments = GraphHead(head), inputs()
     expected, found = head.forward(*arguments, own_row_only), int8.forward(*arguments, own_row_only)
+    assert torch.allclose(expected, found, atol=NOISE * float(expected.abs().max()))
     log_probs = head.logits(expected).log_softmax(-1)
-    for theirs, ours in ((expected, found), (log_probs, int8.log_probs(expected))):
-        assert torch.allclose(theirs, ours, atol=NOISE * float(theirs.abs().max()))
+    best, ids = int8.candidates(expected, COUNT)
+    assert torch.allclose(log_probs.gather(1, ids), best, atol=NOISE * float(log_probs.abs().max()))
+    assert (best[:, :-1] >= best[:, 1:]).all()
+    assert (best[:, -1:] >= log_probs.topk(COUNT + 5).values[:, -1:] - 0.5).all()
+
+
+@torch.inference_mode()
+def test_equally_likely_tokens_are_ordered_by_id() -> None:
+    head = random_head(HeadKind.EAGLE1)
+    head.lm_head.copy_(head.lm_head[torch.arange(len(head.lm_head)) % 3])
+    hidden = inputs()[1]
+    best, ids = GraphHead(head).candidates(hidden, COUNT)
+    assert (best == best[:, :1]).all()
+    assert [(ids[:, :1] + 3 * torch.arange(COUNT)).tolist()] == [ids.tolist()]
 
 
 @pytest.mark.parametrize("kind", list(HeadKind))
@@ -69,13 +82,15 @@ def test_it_computes_what_the_head_in_float32_does(kind: HeadKind) -> None:
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(kind: HeadKind) -> None:
     head = GraphHead(random_head(kind))
     together = head.forward(*inputs(), own_row_only)
-    scores = head.log_probs(together)
+    best, ids = head.candidates(together, COUNT)
     for rows in (1, 2, 3, 5, 8, 13, 16, 33):
         for start in (0, 1, 30, ROWS - rows):
             own = slice(start, start + rows)
             alone = head.forward(*(part[own] for part in inputs()), own_row_only)
             assert torch.equal(together[own], alone)
-            assert torch.equal(scores[own], head.log_probs(alone))
+            best_alone, ids_alone = head.candidates(alone, COUNT)
+            assert torch.equal(best[own], best_alone)
+            assert torch.equal(ids[own], ids_alone)
 
 
 @pytest.mark.parametrize("kind", list(HeadKind))
@@ -85,9 +100,10 @@ def test_a_row_that_is_not_finite_shows_it_and_leaves_the_others_alone(kind: Hea
     """The largest magnitude of a row, by which it is quantised, passes over a NaN."""
     head = GraphHead(random_head(kind))
     tokens, hidden, positions = inputs()
-    clean = head.log_probs(head.forward(tokens, hidden, positions, own_row_only))
+    clean, clean_ids = head.candidates(head.forward(tokens, hidden, positions, own_row_only), COUNT)
     hidden[7, 11] = poison
-    scores = head.log_probs(head.forward(tokens, hidden, positions, own_row_only))
-    assert [7] == torch.nonzero(~torch.isfinite(scores).all(1)).flatten().tolist()
+    best, ids = head.candidates(head.forward(tokens, hidden, positions, own_row_only), COUNT)
+    assert [7] == torch.nonzero(~torch.isfinite(best).all(1)).flatten().tolist()
     others = torch.arange(ROWS) != 7
-    assert torch.equal(clean[others], scores[others])
+    assert torch.equal(clean[others], best[others])
+    assert torch.equal(clean_ids[others], ids[others])
