@@ -11,7 +11,6 @@ others' step goes on.
 from __future__ import annotations
 
 import abc
-import math
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -202,8 +201,6 @@ class Engine(OwnThread):
         self._head = head
         self.kv = KvCache(head.config, slots, max_len, head.dtype, head.device)
         self._to_target: TokenArray = head.draft_to_target.cpu().numpy().astype(np.int32)
-        self._groups = head.config.num_heads // head.config.num_kv_heads
-        self._scale = 1.0 / math.sqrt(head.config.head_dim)
         self._causal: dict[int, Tensor] = {}  # masks of committed rows, by their number
 
     @property
@@ -285,7 +282,9 @@ class Engine(OwnThread):
         tokens = torch.from_numpy(np.concatenate([self._tokens(b.item) for b in blocks])).to(device)
         positions = torch.from_numpy(np.concatenate([self._positions(b.item) for b in blocks])).to(device)
         hidden = self._hidden(blocks)
-        return self._head.step(tokens, hidden, positions, lambda q, k, v: self._attend(blocks, q, k, v))
+        return self._head.step(
+            tokens, hidden, positions, lambda queries, fresh: self._attend(blocks, queries, fresh)
+        )
 
     def _tokens(self, item: WorkItem) -> TokenArray:
         if isinstance(item, Extend):
@@ -317,32 +316,30 @@ class Engine(OwnThread):
         parts.extend(_parents(run))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend(self, blocks: list[_Block], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Every session's rows against its own slot: q [n, heads, D], k and v [n, kv_heads, D]."""
-        n, heads, width = q.shape
-        kv_heads = k.shape[1]
-        # [kv, n, groups, D]: the rows of a session times its groups are then one matrix per KV head.
-        queries = (q * self._scale).view(n, kv_heads, self._groups, width).transpose(0, 1).contiguous()
-        fresh = torch.stack((k, v)).transpose(1, 2)  # [2, kv, n, D]
-        mixed: list[Tensor] = []  # [kv, rows, groups, D] of each block
+    def _attend(self, blocks: list[_Block], queries: Tensor, fresh: Tensor) -> Tensor:
+        """Every session's rows against its own slot: see `SlotAttend`."""
+        heads, _, width = queries.shape
+        kv_heads = fresh.shape[1]
+        mixed: list[Tensor] = []  # [heads, rows, D] of each block
         for block in blocks:
             slot, rows = block.item.session.slot, block.end - block.start
             self.kv.append(slot, fresh.narrow(2, block.start, rows))
             keys, values = self.kv.rows(slot)  # [kv, len, D]
-            scores = torch.bmm(queries.narrow(1, block.start, rows).flatten(1, 2), keys.transpose(1, 2))
+            # The rows of a session times the heads that share keys are one matrix.
+            own = queries.narrow(1, block.start, rows).reshape(kv_heads, -1, width)
+            scores = torch.bmm(own, keys.transpose(1, 2))  # [kv, groups * rows, len]
             mask = self._mask(block.item, rows)
             if mask is not None:
-                by_row = scores.view(kv_heads, rows, self._groups, -1)
-                by_row.narrow(3, by_row.shape[3] - mask.shape[2], mask.shape[2]).add_(mask)
+                by_row = scores.view(heads, rows, -1)
+                by_row.narrow(2, by_row.shape[2] - mask.shape[1], mask.shape[1]).add_(mask)
             weights = torch.softmax(scores, -1, dtype=torch.float32)
             if weights.dtype is not values.dtype:
                 weights = weights.to(values.dtype)
-            mixed.append(torch.bmm(weights, values).view(kv_heads, rows, self._groups, width))
-        together = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
-        return together.transpose(0, 1).reshape(n, heads, width)
+            mixed.append(torch.bmm(weights, values).view(heads, rows, width))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
 
     def _mask(self, item: WorkItem, rows: int) -> Tensor | None:
-        """What a row must not see among the last rows of its slot: float [rows, 1, m], or None."""
+        """What a row must not see among the last rows of its slot: float [rows, m], or None."""
         if isinstance(item, Grow):
             return self._masking(self._blocked(item.session, rows))
         if rows == 1:
@@ -353,7 +350,7 @@ class Engine(OwnThread):
         return mask
 
     def _masking(self, blocked: Float32Array) -> Tensor:
-        return torch.from_numpy(blocked).to(self._head.device, self._head.dtype).unsqueeze(1)
+        return torch.from_numpy(blocked).to(self._head.device, self._head.dtype)
 
     def _blocked(self, session: SessionRows, rows: int) -> Float32Array:
         """float32 [rows, t + rows] of new tree rows behind t older ones: 0 at ancestors and itself."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from starsd_edge.types import Float32Array
-from starsd_server.heads.head import Attend, EagleHead, HeadKind
+from starsd_server.heads.head import EagleHead, HeadKind
 
-__all__ = ["MAX_WEIGHTS", "GraphHead", "GraphLinear", "graphs_available"]
+__all__ = ["MAX_WEIGHTS", "GraphHead", "GraphLinear", "SlotAttend", "graphs_available"]
 
-MAX_WEIGHTS = (
-    32_000_000  # measured on a Zen 5: with more of them torch's products win back what its calls cost
-)
+SlotAttend = Callable[[Tensor, Tensor], Tensor]
+"""(queries [heads, n, D], over sqrt(D); new keys and values [2, kv_heads, n, D]) -> [heads, n, D]"""
+
+
+MAX_WEIGHTS = 32_000_000  # with more of them torch's products win back what its calls cost (on a Zen 5)
+FIRST_POSITIONS = 4096  # whose angles are computed at the start
 INT8_MAX = 127
 ZERO_POINT = 128  # of the activations, held as uint8: x / largest in [-1, 1] becomes 1..255
 TINY = 1e-30  # keeps the scale of an output without weights finite
@@ -37,47 +40,56 @@ IR_VERSION = 9
 CONTRIB = "com.microsoft"  # domain of ONNX Runtime's own operators
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3  # log severity
+FLOAT = 1  # ONNX's number of the type
 
 
 class GraphHead:
-    """The matrices of `head`; the same calls as `EagleHead`, float32 in and out."""
+    """The matrices of `head`; float32 in and out."""
 
     def __init__(self, head: EagleHead) -> None:
-        self._embedding = head.embedding
+        stored = head.embedding.float() if head.embedding.dtype is torch.bfloat16 else head.embedding
+        self._embedding: NDArray[Any] = stored.numpy()
         self._angle_per_position = head.angle_per_position
-        self._num_heads, self._head_dim = head.config.num_heads, head.config.head_dim
-        self._before, self._after, self._scores = _before(head), _after(head), _scores(head)
+        self._cos, self._sin = self._rotations(FIRST_POSITIONS)
+        self._before = _before(head, self._embedding.dtype)
+        self._after, self._scores = _after(head), _scores(head)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: SlotAttend) -> Tensor:
         """See `EagleHead.forward`; [n] rows."""
-        angles = positions[:, None] * self._angle_per_position  # [n, D / 2]
-        rotated, v, *fused = self._before(
+        at = positions.numpy().astype(np.int64)
+        if (last := int(at.max())) >= len(self._cos):
+            self._cos, self._sin = self._rotations(2 * last)
+        rows: Float32Array = hidden.numpy()
+        queries, fresh, *fused = self._before(
             {
-                "embedded": self._embedding.index_select(0, tokens).float().numpy(),
-                "hidden": hidden.numpy(),
-                "cos": angles.cos().numpy(),
-                "sin": angles.sin().numpy(),
+                "embedded": self._embedding.take(tokens.numpy(), axis=0),
+                "hidden": rows,
+                "positions": at[None],
+                "cos": self._cos,
+                "sin": self._sin,
             }
         )
-        heads = rotated.view(len(tokens), -1, self._head_dim)
-        q, k = heads[:, : self._num_heads], heads[:, self._num_heads :]
-        mixed = attend(q, k, v.view(len(tokens), -1, self._head_dim))
-        x = fused[0] if fused else hidden
-        (output,) = self._after({"x": x.numpy(), "mixed": mixed.flatten(1).numpy()})
-        return _marked(output, hidden, mixed.flatten(1))
+        mixed: Float32Array = attend(torch.from_numpy(queries), torch.from_numpy(fresh)).numpy()
+        (output,) = self._after({"x": fused[0] if fused else rows, "mixed": mixed})
+        return torch.from_numpy(_marked(_marked(output, rows, 1), mixed, (0, 2)))
 
     def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """See `heads.candidates`: the likeliest tokens after [n, H]."""
-        log_probs, ids = self._scores({"hidden": hidden.numpy(), "count": np.array([count])})
-        return _marked(log_probs, hidden), ids
+        rows: Float32Array = hidden.numpy()
+        log_probs, ids = self._scores({"hidden": rows, "count": np.array([count])})
+        return torch.from_numpy(_marked(log_probs, rows, 1)), torch.from_numpy(ids)
+
+    def _rotations(self, positions: int) -> tuple[Float32Array, Float32Array]:
+        """Cosines and sines of [positions, D / 2]."""
+        angles = torch.arange(positions)[:, None] * self._angle_per_position
+        return angles.cos().numpy(), angles.sin().numpy()
 
 
-def _marked(rows: Tensor, *sources: Tensor) -> Tensor:
-    """`rows`, NaN where a source's row is not finite: the largest magnitude of a row passes over a NaN."""
-    for source in sources:
-        flat = source.reshape(-1)
-        if not math.isfinite(flat.dot(flat)):
-            rows[~source.isfinite().all(1)] = math.nan
+def _marked(rows: Float32Array, source: Float32Array, axes: int | tuple[int, ...]) -> Float32Array:
+    """`rows`, NaN where `source` is not finite along `axes`: a row's largest magnitude passes over a NaN."""
+    flat = source.reshape(-1)
+    if not math.isfinite(flat.dot(flat)):
+        rows[~np.isfinite(source).all(axis=axes)] = math.nan
     return rows
 
 
@@ -86,13 +98,13 @@ class GraphLinear:
 
     def __init__(self, weight: Tensor, parts: int = 1) -> None:
         graph = _Graph()
-        x = graph.input("x", weight.shape[1])
-        graph.output(graph.linear(graph.split(x, parts), weight), weight.shape[0])
+        x = graph.input("x", ["n", weight.shape[1]])
+        graph.output(graph.linear(graph.split(x, parts), weight), ["n", weight.shape[0]])
         self._run = graph.session()
 
     def __call__(self, x: Tensor) -> Tensor:
         (y,) = self._run({"x": x.numpy()})
-        return y
+        return torch.from_numpy(y)
 
 
 @functools.cache
@@ -109,57 +121,67 @@ def graphs_available() -> bool:
     return torch.allclose(GraphLinear(weight)(x), x @ weight.T, rtol=1e-5, atol=1e-3)
 
 
-def _before(head: EagleHead) -> _Session:
-    """embedded, hidden [n, H]; cos, sin [n, D / 2] -> q and k rotated, side by side; v; EAGLE-1: the fused
-    vector, where the residual stream begins."""
+def _before(head: EagleHead, stored: np.dtype[Any]) -> _Session:
+    """embedded as it is stored, hidden [n, H], positions [1, n], cos and sin of all positions -> queries and
+    fresh as `SlotAttend` has them; EAGLE-1: the fused vector, where the residual stream begins."""
     c, graph = head.config, _Graph()
-    embedded, hidden = graph.input("embedded", c.hidden_size), graph.input("hidden", c.hidden_size)
-    cos, sin = graph.input("cos", c.head_dim // 2), graph.input("sin", c.head_dim // 2)
+    embedded = graph.input("embedded", ["n", c.hidden_size], stored.type)
+    if stored != np.float32:
+        (embedded,) = graph.op("Cast", embedded, to=FLOAT)
+    hidden = graph.input("hidden", ["n", c.hidden_size])
+    positions = graph.input("positions", [1, "n"], np.int64)
+    cos, sin = (graph.input(name, ["positions", c.head_dim // 2]) for name in ("cos", "sin"))
     if head.embed_norm is not None and head.hidden_norm is not None:
         parts = [graph.norm(embedded, head.embed_norm), graph.norm(hidden, head.hidden_norm)]
     else:
         parts = [graph.linear([embedded, hidden], head.fc.weight, head.fc.bias)]
-    qkv = graph.linear(parts, head.qkv_proj.weight)
-    qk_width, v_width = (c.num_heads + c.num_kv_heads) * c.head_dim, c.num_kv_heads * c.head_dim
-    qk, v = graph.op("Split", qkv, graph.constant([qk_width, v_width]), outputs=2, axis=-1)
-    first = graph.constant([0])
-    (qk,) = graph.op("Unsqueeze", qk, first)  # a batch of one sequence, whose rows have angles of their own
-    (qk,) = graph.op("RotaryEmbedding", qk, first, cos, sin, domain=CONTRIB)
-    (qk,) = graph.op("Squeeze", qk, first)
-    graph.output(qk, qk_width)
-    graph.output(v, v_width)
-    if head.config.kind is HeadKind.EAGLE1:
-        graph.output(parts[0], c.hidden_size)
+    weight = head.qkv_proj.weight.detach().float().clone()
+    weight[: c.num_heads * c.head_dim] /= math.sqrt(c.head_dim)
+    all_heads = c.num_heads + 2 * c.num_kv_heads
+    (rows,) = graph.op("Reshape", graph.linear(parts, weight), graph.constant([1, -1, all_heads, c.head_dim]))
+    (heads,) = graph.op("Transpose", rows, perm=[0, 2, 1, 3])  # [1, heads, n, D]
+    sizes = graph.constant([all_heads - c.num_kv_heads, c.num_kv_heads])
+    qk, v = graph.op("Split", heads, sizes, outputs=2, axis=1)
+    (qk,) = graph.op("RotaryEmbedding", qk, positions, cos, sin, domain=CONTRIB)
+    q, k = graph.op("Split", qk, graph.constant([c.num_heads, c.num_kv_heads]), outputs=2, axis=1)
+    (queries,) = graph.op("Squeeze", q, graph.constant([0]))
+    graph.output(queries, [c.num_heads, "n", c.head_dim])
+    (fresh,) = graph.op("Concat", k, v, axis=0)
+    graph.output(fresh, [2, c.num_kv_heads, "n", c.head_dim])
+    if c.kind is HeadKind.EAGLE1:
+        graph.output(parts[0], ["n", c.hidden_size])
     return graph.session()
 
 
 def _after(head: EagleHead) -> _Session:
-    """The residual stream x [n, H] and what attention mixed [n, heads * D] -> the output [n, H]."""
+    """The residual stream x [n, H] and what attention mixed [heads, n, D] -> the output [n, H]."""
     c, graph = head.config, _Graph()
-    x, mixed = graph.input("x", c.hidden_size), graph.input("mixed", c.num_heads * c.head_dim)
-    (x,) = graph.op("Add", x, graph.linear([mixed], head.o_proj.weight))
+    x, mixed = graph.input("x", ["n", c.hidden_size]), graph.input("mixed", [c.num_heads, "n", c.head_dim])
+    rows = graph.op("Transpose", mixed, perm=[1, 0, 2])
+    rows = graph.op("Reshape", *rows, graph.constant([-1, c.num_heads * c.head_dim]))
+    (x,) = graph.op("Add", x, graph.linear(rows, head.o_proj.weight))
     gate, up = graph.split(graph.linear([graph.norm(x, head.mlp_norm)], head.gate_up_proj.weight), 2)
-    (opened,) = graph.op("Mul", *graph.op("QuickGelu", gate, domain=CONTRIB, alpha=1.0), up)  # SiLU
-    (x,) = graph.op("Add", x, graph.linear([opened], head.down_proj.weight))
-    graph.output(x, c.hidden_size)
+    opened = graph.op("Mul", *graph.op("QuickGelu", gate, domain=CONTRIB, alpha=1.0), up)  # SiLU
+    (x,) = graph.op("Add", x, graph.linear(opened, head.down_proj.weight))
+    graph.output(x, ["n", c.hidden_size])
     return graph.session()
 
 
 def _scores(head: EagleHead) -> _Session:
     """[n, H] -> log-probabilities and ids of the likeliest tokens, [n, count]; ties by id, as TopK has it."""
     c, graph = head.config, _Graph()
-    hidden = graph.input("hidden", c.hidden_size)
+    hidden = graph.input("hidden", ["n", c.hidden_size])
     if head.out_norm is not None:
         hidden = graph.norm(hidden, head.out_norm)
     log_probs = graph.op("LogSoftmax", graph.linear([hidden], head.lm_head), axis=-1)
-    best, ids = graph.op("TopK", *log_probs, graph.count("count"), outputs=2)
-    graph.output(best, "count")
-    graph.output(ids, "count", np.int64)
+    best, ids = graph.op("TopK", *log_probs, graph.input("count", [1], np.int64), outputs=2)
+    graph.output(best, ["n", "count"])
+    graph.output(ids, ["n", "count"], np.int64)
     return graph.session()
 
 
 class _Session:
-    """A loaded graph: arrays by the names of its inputs to tensors in the order of its outputs."""
+    """A loaded graph: arrays by the names of its inputs to arrays in the order of its outputs."""
 
     def __init__(self, model: bytes) -> None:
         import onnxruntime
@@ -174,8 +196,9 @@ class _Session:
         options.log_severity_level = ERRORS_ONLY
         self._session = onnxruntime.InferenceSession(model, options, providers=[PROVIDER])
 
-    def __call__(self, arrays: Mapping[str, NDArray[Any]]) -> list[Tensor]:
-        return [torch.from_numpy(array) for array in self._session.run(None, arrays)]
+    def __call__(self, arrays: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        outputs: list[NDArray[Any]] = self._session.run(None, arrays)
+        return outputs
 
 
 class _Graph:
@@ -187,17 +210,12 @@ class _Graph:
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
 
-    def input(self, name: str, width: int) -> str:
-        self._inputs.append(_value(name, np.float32, ["n", width]))
+    def input(self, name: str, shape: Sequence[int | str], dtype: type[np.generic] = np.float32) -> str:
+        self._inputs.append(_value(name, dtype, shape))
         return name
 
-    def count(self, name: str) -> str:
-        """An input that is one number."""
-        self._inputs.append(_value(name, np.int64, [1]))
-        return name
-
-    def output(self, value: str, width: int | str, dtype: type[np.generic] = np.float32) -> None:
-        self._outputs.append(_value(value, dtype, ["n", width]))
+    def output(self, value: str, shape: Sequence[int | str], dtype: type[np.generic] = np.float32) -> None:
+        self._outputs.append(_value(value, dtype, shape))
 
     def session(self) -> _Session:
         from onnx import helper

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -24,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from starsd_edge.errors import UsageError
-from starsd_server.graph_head import MAX_WEIGHTS, GraphHead, graphs_available
+from starsd_server.graph_head import MAX_WEIGHTS, GraphHead, SlotAttend, graphs_available
 from starsd_server.heads.candidates import candidates
-from starsd_server.heads.head import Attend, EagleHead, HeadKind
+from starsd_server.heads.head import EagleHead, HeadKind
 
 __all__ = ["BlockLinear", "Int8Linear", "Precision", "RowHead", "int8_available", "rows_are_independent"]
 
@@ -116,7 +117,7 @@ class BlockLinear(nn.Module):
 class _Network(Protocol):
     """What a RowHead runs: an EagleHead's calls over [n] rows."""
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor: ...
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: SlotAttend) -> Tensor: ...
 
     def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
 
@@ -132,11 +133,18 @@ class _TorchHead:
             setattr(head, name, linear(layer.weight, layer.bias, parts.get(name, 1)))
         self._lm_head = linear(head.lm_head.detach(), None, 1)
         head.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)  # held by _lm_head alone
-        self._out_norm, self.forward = head.out_norm, head.forward
+        self._head = head
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: SlotAttend) -> Tensor:
+        def by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            queries = (q / math.sqrt(q.shape[-1])).transpose(0, 1).contiguous()
+            return attend(queries, torch.stack((k, v)).transpose(1, 2)).transpose(0, 1)
+
+        return self._head.forward(tokens, hidden, positions, by_head)
 
     def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        logits = self._lm_head(hidden if self._out_norm is None else self._out_norm(hidden))
-        return candidates(logits, count)
+        norm = self._head.out_norm
+        return candidates(self._lm_head(hidden if norm is None else norm(hidden)), count)
 
 
 class RowHead:
@@ -171,8 +179,8 @@ class RowHead:
         per_weight = {Precision.INT8: 1, Precision.FLOAT32: 4}.get(self.precision, 2)
         return self.num_weights * per_weight + self._embedding_bytes
 
-    def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """`EagleHead.forward` over [n] rows."""
+    def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: SlotAttend) -> Tensor:
+        """`EagleHead.forward` over [n] rows; `attend` is called once, see there and `SlotAttend`."""
         return self._network.forward(tokens, hidden, positions, attend)
 
     def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
