@@ -25,7 +25,7 @@ from starsd_server.emulate.engines import (
 )
 from starsd_server.emulate.machine import machine_use, resident_mib
 from starsd_server.emulate.round_profile import RoundProfile, Table, worker_parts
-from starsd_server.emulate.soak import Reading, growth_mib
+from starsd_server.emulate.soak import MAX_GROWTH_MIB, Reading, growth_mib, soak
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
 from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.engine import Advanced, Engine, Extend, Grow, TreeReady, WorkItem
@@ -38,6 +38,7 @@ from starsd_server.scheduling import Limits
 from .heads import HIDDEN, VOCAB, random_head, small_config
 
 LIMITS = GrowthLimits(12, 4, 4)
+SOAK_ROUNDS = 2000
 
 
 def random_trace(conversations: int = 3, length: int = 40) -> Trace:
@@ -307,10 +308,39 @@ def test_memory_and_processor_time_of_a_process_are_read() -> None:
     assert later.wait_s[0] >= 0
 
 
-@pytest.mark.parametrize(("start_mib", "end_mib", "grown"), [(100.0, 100.0, 0.0), (100.0, 130.0, 30.0)])
-def test_growth_is_counted_from_the_second_reading(start_mib: float, end_mib: float, grown: float) -> None:
-    readings = [Reading(10, 50.0, 20.0), Reading(20, start_mib, 20.0), Reading(30, end_mib, 20.0)]
+@pytest.mark.parametrize(
+    ("grown", "worker_mib"),
+    [
+        (0.0, [50] + [100] * 9),
+        (0.0, [50, 110, 90, 100, 130, 70, 130, 90, 110, 100]),  # it breathes
+        (60.0, [50, *range(110, 200, 10)]),
+    ],
+)
+def test_growth_is_counted_from_the_second_reading(grown: float, worker_mib: list[float]) -> None:
+    readings = [Reading(number, mib, 20.0) for number, mib in enumerate(worker_mib)]
     assert growth_mib(readings) == pytest.approx(grown)
+
+
+@pytest.mark.slow
+def test_a_service_takes_no_more_memory_round_after_round(tmp_path: Path) -> None:
+    """A short soak, real processes: what is kept of every round would show with fifteen kilobytes each."""
+    plan = virtual_plan(tmp_path)
+    head = tmp_path / "head"
+    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=plan.fleet.identity)
+    save_head(random_head(HeadKind.EAGLE1), manifest, head)
+    config = msgspec.structs.replace(
+        plan.config,
+        engine="real",
+        heads=(HeadSource(str(head)),),
+        bind="tcp://127.0.0.1:0",
+        monitor="tcp://127.0.0.1:0",
+        limits=Limits(device_rows_per_s=1e6),
+    )
+    seen: list[Reading] = []
+    readings = soak(replace(plan, config=config), "batched", [None] * 8, SOAK_ROUNDS, seen.append)
+    assert readings == seen
+    assert readings[-1].rounds >= SOAK_ROUNDS
+    assert growth_mib(readings) <= MAX_GROWTH_MIB
 
 
 def test_every_sampled_moment_of_a_round_has_a_part(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from starsd_server.emulate.bench import BenchPlan, BenchRow, measure
 from starsd_server.emulate.devices import FleetPlan
 from starsd_server.emulate.engines import load_engine_profile
 from starsd_server.emulate.record import open_trace, recorded_trees
-from starsd_server.emulate.soak import growth_mib, soak
+from starsd_server.emulate.soak import MAX_GROWTH_MIB, growth_mib, soak
 from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.heads.checkpoint import read_manifest
 from starsd_server.scheduling import Limits, Policy
@@ -76,7 +77,8 @@ AT_LEAST_ONE = click.IntRange(1)
     "--soak",
     "soak_rounds",
     type=click.IntRange(10),
-    help="Instead: the service's memory over that many rounds, with the largest number of targets.",
+    help="Instead: the service's memory over that many rounds, with the largest number of targets; fails "
+    f"where it grows by more than {MAX_GROWTH_MIB:.0f} MiB.",
 )
 @click.option(
     "--profile-round",
@@ -217,9 +219,13 @@ def show_soak(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None
         rounds,
         lambda r: click.echo(f"{r.rounds:>6}  {r.worker_mib:>10.1f}  {r.gateway_mib:>10.1f}"),
     )
-    click.echo(f"grew by {growth_mib(readings):+.1f} MiB from the second reading on")
-    facts = {"targets": targets, "engine": plan.config.engine}
+    grown = growth_mib(readings)
+    click.echo(f"grew by {grown:+.1f} MiB from the second reading on")
+    facts = {"targets": targets, "engine": plan.config.engine, "growth_mib": grown}
     write_json(json_file, {**facts, "readings": [asdict(r) for r in readings]})
+    if grown > MAX_GROWTH_MIB:
+        click.echo(f"memory grows: more than {MAX_GROWTH_MIB:.0f} MiB in {rounds} rounds", err=True)
+        sys.exit(1)
 
 
 def profile_round(plan: BenchPlan, targets: int, rounds: int, json_file: Path | None) -> None:

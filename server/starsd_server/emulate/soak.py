@@ -15,9 +15,11 @@ from starsd_server.emulate.bench import BenchPlan, Edges, started
 from starsd_server.emulate.devices import SocketFleet
 from starsd_server.emulate.machine import resident_mib
 
-__all__ = ["Reading", "growth_mib", "soak"]
+__all__ = ["MAX_GROWTH_MIB", "Reading", "growth_mib", "soak"]
 
 READINGS = 10
+COMPARED = 3  # readings at either end, whose mean hides what an allocator takes and gives back
+MAX_GROWTH_MIB = 16.0  # ten times what was seen in 10,000 rounds
 PATIENCE_S = 60.0  # for a round
 
 
@@ -69,6 +71,8 @@ def play_until(fleet: SocketFleet, rounds: int) -> None:
 
 
 def growth_mib(readings: list[Reading]) -> float:
-    """What both processes together took between the second reading, when caches have filled, and the last."""
-    early, last = readings[1], readings[-1]
-    return last.worker_mib + last.gateway_mib - early.worker_mib - early.gateway_mib
+    """What both processes together took between the second reading, when caches have filled, and the last:
+    means of a few readings at both ends."""
+    both = [reading.worker_mib + reading.gateway_mib for reading in readings]
+    early, late = both[1 : 1 + COMPARED], both[-COMPARED:]
+    return sum(late) / len(late) - sum(early) / len(early)
