@@ -68,12 +68,14 @@ class ExportSettings:
     """quant and flavour as in QUANTISATIONS and FLAVOURS.
 
     eagle3        a converted EAGLE-3 head: the features are what it reads, for it alone
+    context       tokens, fewer than the model was made for; None: as many
     chat_template a name of BUILTIN_TEMPLATES, a file, or NO_TEMPLATE; None takes the source's
     """
 
     quant: str = "int8"
     flavour: str = "onnxruntime"
     eagle3: Path | None = None
+    context: int | None = None
     replace: bool = False
     chat_template: str | None = None
 
@@ -88,10 +90,10 @@ def export(
     """
     check_target(out, settings)
     place = out.resolve()  # of a link, what it leads to is replaced
-    source = open_source(source_path)
+    source = open_source(source_path, settings.context)
     text = choose_template(read_text_settings(source), settings.chat_template, source.path)
     ChatTemplate(text.chat_template)  # or it would be found out in the first chat
-    check_space(out, source.shape, settings.quant)
+    check_space(out, source.shape, settings)
     with staging_folder(place) as folder:
         reference = None if settings.quant == "fp32" else reference_run(source.shape, text.tokenizer_json)
         draft = write_bundle(
@@ -229,25 +231,29 @@ def check_target(out: Path, settings: ExportSettings) -> None:
         raise UsageError(f"{out} already holds a bundle; give --replace to write over it")
 
 
-def check_space(out: Path, shape: ModelShape, quant: str) -> None:
+def check_space(out: Path, shape: ModelShape, settings: ExportSettings) -> None:
     """Refuse early; a disk that fills up on the way is noticed all the same."""
     folder = out.absolute().parent
     while not folder.exists():
         folder = folder.parent
-    needed = estimate_bytes(shape, quant)
+    needed = estimate_bytes(shape, settings)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ResourceError(f"{folder}: the bundle needs about {needed >> 20} MiB, {free >> 20} MiB are free")
 
 
-def estimate_bytes(shape: ModelShape, quant: str) -> int:
+def estimate_bytes(shape: ModelShape, settings: ExportSettings) -> int:
+    """Of the weights: layers, embedding, LM head, and the angles of every position."""
+    wide = 4 if settings.quant == "fp32" else 2
+    standard = settings.flavour == "tensorrt"
+    head = wide if standard or settings.quant == "fp32" else 1
+    angle = wide if standard else 4
     heads = shape.num_heads + 2 * shape.num_kv_heads
     attention = shape.hidden_size * shape.head_dim * (heads + shape.num_heads)
     layer = attention + 3 * shape.hidden_size * shape.ffn_size
-    table = shape.vocab_size * shape.hidden_size
-    embedding = table * (4 if quant == "fp32" else 2)
-    head = table * (4 if quant == "fp32" else 1)
-    return int(shape.num_layers * layer * BYTES_PER_WEIGHT[quant]) + embedding + head
+    layers = shape.num_layers * layer * BYTES_PER_WEIGHT[settings.quant]
+    tables = shape.vocab_size * shape.hidden_size * (wide + head)
+    return int(layers + tables + shape.max_len * shape.head_dim * angle)
 
 
 @contextlib.contextmanager

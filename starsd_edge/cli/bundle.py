@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from starsd_edge.bundle import Bundle, Manifest
+from starsd_edge.bundle import Bundle, Manifest, Quality
 from starsd_edge.errors import UsageError
 
 BUNDLE = click.argument("folder", type=click.Path(path_type=Path))
@@ -48,13 +48,18 @@ def summary(manifest: Manifest) -> dict[str, str]:
         "chat template": "yes" if manifest.chat_template else "none",
     }
     if quality.tokens:
-        lines["quality"] = (
-            f"perplexity {quality.perplexity:.2f} (source {quality.source_perplexity:.2f}), "
-            f"top-1 agreement {quality.top1_agreement:.1%} over {quality.tokens} tokens"
-        )
+        lines["quality"] = quality_words(quality)
     for name, entry in manifest.files.items():
         lines[name] = f"{entry.num_bytes / 1e6:.1f} MB"
     return lines
+
+
+def quality_words(quality: Quality) -> str:
+    """Against the source, on the built-in text."""
+    return (
+        f"perplexity {quality.perplexity:.2f} (source {quality.source_perplexity:.2f}), "
+        f"top-1 agreement {quality.top1_agreement:.1%} over {quality.tokens} tokens"
+    )
 
 
 @command.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import signal
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from starsd_edge.cli.bundle import quality_words
 from starsd_edge.cli.drafts import identity_of
+from starsd_edge.cli.export_progress import shown
 from starsd_edge.errors import MissingDependencyError
 from starsd_edge.extras import install_hint
 
@@ -44,6 +45,12 @@ EMBEDDED = "embedded"
     help="A converted EAGLE-3 head; the bundle fits it and no other.",
 )
 @click.option("--chat-template", metavar="NAME|FILE", help="For a source that carries none.")
+@click.option(
+    "--context",
+    type=click.IntRange(64),
+    help="Tokens of context, fewer than the model was made for: a TensorRT engine and its cache span all of "
+    "them.",
+)
 @click.option("--replace", is_flag=True, help="Write over an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest's summary as JSON.")
 def command(
@@ -52,6 +59,7 @@ def command(
     quant: str,
     flavour: str,
     chat_template: str | None,
+    context: int | None,
     *,
     eagle3: Path | None,
     replace: bool,
@@ -68,25 +76,14 @@ def command(
         importlib.import_module("starsd_jetson.embedded").gguf_path() if source == EMBEDDED else Path(source)
     )
     settings = exporter.ExportSettings(
-        quant=quant, flavour=flavour, eagle3=eagle3, replace=replace, chat_template=chat_template
+        quant=quant,
+        flavour=flavour,
+        eagle3=eagle3,
+        context=context,
+        replace=replace,
+        chat_template=chat_template,
     )
-    terminal = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[count]}"),
-        TimeRemainingColumn(),
-        console=terminal,
-        transient=True,
-        disable=not terminal.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("reading", total=None, count="")
-
-        def progress(done: int, total: int) -> None:
-            what = "exporting" if done < total else "trying out"
-            bar.update(task, completed=done, total=total, description=what, count=f"{done}/{total} layers")
-
+    with shown() as progress:
         bundle = exporter.export(path, out, settings, progress)
     manifest = bundle.manifest
     size = sum(entry.num_bytes for entry in manifest.files.values())
@@ -99,6 +96,7 @@ def command(
             "max_len": manifest.max_len,
             "identity": identity_of(manifest).digest(),
             "num_bytes": size,
+            "quality": dataclasses.asdict(manifest.quality) if manifest.quality.tokens else None,
         }
         click.echo(json.dumps(written))
         return
@@ -108,6 +106,8 @@ def command(
     )
     heads = f"the EAGLE-3 head {eagle3}, and no other" if eagle3 else f"EAGLE-1 heads made for {source}"
     click.echo(f"fits {heads}")
+    if manifest.quality.tokens:
+        click.echo(quality_words(manifest.quality))
 
 
 def import_exporter() -> Any:

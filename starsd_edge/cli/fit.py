@@ -15,7 +15,6 @@ MEMINFO = Path("/proc/meminfo")
 OVERHEAD_BYTES = 256 << 20
 # A context shorter than this is of no use for a chat.
 LEAST_CONTEXT = 512
-KV_VALUE_BYTES = 4  # the cache is float32
 # Bits a weight takes on disk and in memory, scales included.
 BITS_PER_WEIGHT = {"fp32": 32.0, "fp16": 16.0, "int8": 8.25, "int4": 4.5}
 
@@ -31,10 +30,8 @@ class Needs:
 
 def needs_of(manifest: Manifest, max_contexts: int = 1) -> Needs:
     """What the manifest of a bundle says of its size; the cache is that of all contexts together."""
-    shapes = manifest.shapes
     weights = sum(entry.num_bytes for name, entry in manifest.files.items() if name.startswith("model."))
-    row = 2 * shapes.num_layers * shapes.num_kv_heads * shapes.head_dim
-    return Needs(weights, max_contexts * row * KV_VALUE_BYTES, _num_weights(shapes))
+    return Needs(weights, max_contexts * _kv_bytes(manifest), _num_weights(manifest.shapes))
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:
@@ -76,6 +73,16 @@ def _advice(needs: Needs, weight_room: int) -> str:
         return "no model fits; end other programs"
     billions = weight_room * 8 / BITS_PER_WEIGHT["int4"] / 1e9
     return f"up to {billions:.1f} billion weights would fit with --quant int4; or end other programs"
+
+
+def _kv_bytes(manifest: Manifest) -> int:
+    """Of a token, as the flavour's runtime keeps them: ONNX Runtime's values have a column of ones beside
+    them and are float32, TensorRT's are as wide as its arithmetic."""
+    shapes = manifest.shapes
+    heads = shapes.num_layers * shapes.num_kv_heads
+    if manifest.flavour == "tensorrt":
+        return heads * 2 * shapes.head_dim * (4 if manifest.quantisation == "fp32" else 2)
+    return heads * (2 * shapes.head_dim + 1) * 4
 
 
 def _num_weights(shapes: Shapes) -> int:

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starsd_edge.cli.fit import Needs, available_bytes, check_fits
+from starsd_edge.bundle import Bundle
+from starsd_edge.cli.fit import Needs, available_bytes, check_fits, needs_of
 from starsd_edge.errors import ResourceError
+from starsd_jetson.export import ExportSettings
+from starsd_jetson.trial import runtime_here
+from tests.cli.tiny_bundle import make_bundle
 
 GB = 10**9
 VICUNA = Needs(
@@ -56,3 +60,23 @@ def test_memory_is_read_from_the_system(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal:       16303412 kB\nMemAvailable:    9000000 kB\n")
     assert 9000000 * 1024 == available_bytes(meminfo)
     assert available_bytes(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("value_bytes", "settings"),
+    [
+        (2, ExportSettings(quant="fp16", flavour="tensorrt", chat_template="chatml")),
+        (4, ExportSettings(quant="fp32", flavour="tensorrt", chat_template="chatml")),
+        (4, ExportSettings(quant="int8", chat_template="chatml")),
+    ],
+    ids=["TensorRT", "TensorRT, fp32", "ONNX Runtime"],
+)
+def test_the_cache_is_counted_as_the_runtime_keeps_it(
+    value_bytes: int, settings: ExportSettings, tmp_path: Path
+) -> None:
+    bundle = Bundle.open(make_bundle(tmp_path, settings))
+    target = runtime_here(settings.flavour).load(bundle, 1, 64)
+    buffers = target.cache.buffers.values()
+    assert {value_bytes} == {buffer.itemsize for buffer in buffers}
+    tokens = 64 if settings.flavour == "tensorrt" else target.cache.capacity
+    assert sum(buffer.nbytes for buffer in buffers) == tokens * needs_of(bundle.manifest).kv_bytes_per_token

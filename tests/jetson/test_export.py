@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 import subprocess
 import sys
@@ -16,26 +18,33 @@ from starsd_edge.bundle import Bundle
 from starsd_edge.errors import BundleError, ResourceError, UsageError
 from starsd_jetson import export as exporting
 from starsd_jetson.export import ExportSettings, export
+from starsd_jetson.graph.sources import open_source
 from starsd_jetson.onnx_target import OnnxTarget
 from starsd_jetson.self_test import run_self_test
+from starsd_jetson.trial import runtime_here
 
 
-def run_export(source: Path, out: Path, **limits: int) -> subprocess.CompletedProcess[str]:
+def run_export(source: Path, out: Path, *more: str, **limits: int) -> subprocess.CompletedProcess[str]:
     """`starsd export` in a process of its own, whose files may have only so many bytes."""
 
     def limit() -> None:
         if "file_bytes" in limits:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_bytes"],) * 2)
 
-    command = [sys.executable, "-m", "starsd_edge", "export", str(source), "--out", str(out)]
+    command = [sys.executable, "-m", "starsd_edge", "export", str(source), "--out", str(out), *more]
     return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+
+
+def faults(stderr: str) -> list[str]:
+    """What was said beside how far it is."""
+    return [line for line in stderr.splitlines() if not line.startswith("exporting: ")]
 
 
 def test_an_exported_bundle_is_whole_and_passes_its_self_test(
     tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     done = run_export(tiny("llama grouped").folder, tmp_path / "bundle")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, faults(done.stderr)) == (0, [])
     bundle = Bundle.open(tmp_path / "bundle")
     bundle.verify()
     run_self_test(OnnxTarget.load(bundle), bundle.manifest.self_test)
@@ -46,15 +55,15 @@ def test_an_exported_bundle_is_whole_and_passes_its_self_test(
 def test_a_full_disk_leaves_nothing_behind(tiny: Callable[[str], Any], tmp_path: Path) -> None:
     done = run_export(tiny("llama grouped").folder, tmp_path / "bundle", file_bytes=100_000)
     assert done.returncode == ResourceError.exit_code
-    assert "the disk is full" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    (fault,) = faults(done.stderr)
+    assert "the disk is full" in fault
     assert list(tmp_path.iterdir()) == []
 
 
 def test_too_little_space_is_refused_before_anything_is_written(
     tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "estimate_bytes", lambda shape, quant: 1 << 60)
+    monkeypatch.setattr(exporting, "estimate_bytes", lambda shape, settings: 1 << 60)
     with pytest.raises(ResourceError, match="MiB are free"):
         export(tiny("llama grouped").folder, tmp_path / "bundle", ExportSettings())
     assert list(tmp_path.iterdir()) == []
@@ -203,3 +212,52 @@ def test_a_changed_byte_anywhere_is_found(
             Bundle.open(bundle.path).verify()
     file.write_bytes(whole)
     Bundle.open(bundle.path).verify()
+
+
+def test_an_export_says_how_far_it_is_and_how_good_it_became(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    done = run_export(tiny("llama grouped").folder, tmp_path / "bundle")
+    assert done.stderr.splitlines()[-1] == "exporting: all layers written, trying out"
+    assert re.search(r"^perplexity [\d.]+ \(source [\d.]+\), top-1 agreement [\d.]+% over", done.stdout, re.M)
+    more = ("--replace", "--json", "--context", "128")
+    figures = json.loads(run_export(tiny("llama grouped").folder, tmp_path / "bundle", *more).stdout)
+    assert figures["quality"]["perplexity"] > 1
+    assert 0 <= figures["quality"]["top1_agreement"] <= 1
+    assert figures["max_len"] == 128
+
+
+@pytest.mark.parametrize("flavour", ["onnxruntime", "tensorrt"])
+def test_a_shorter_context_says_the_same_up_to_its_end(
+    flavour: str, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """With rotary angles that depend on the length the model was made for, not on the bundle's."""
+    folder = tiny("llama 3.1").folder
+    outputs = []
+    for context in (None, 96):
+        settings = ExportSettings(quant="fp32", flavour=flavour, context=context)
+        target = runtime_here(flavour).load(export(folder, tmp_path / f"{context}", settings))
+        assert target.spec.max_len == (context or 512)
+        outputs.append(target.prefill(np.arange(3, 99, dtype=np.int32)).logits)
+        assert (target.max_tree_size() == 0) is (context is not None)
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_a_context_beyond_the_model_s_is_refused(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="made for 512 tokens of context, not for 513"):
+        export(tiny("llama grouped").folder, tmp_path / "bundle", ExportSettings(context=513))
+
+
+@pytest.mark.parametrize(
+    ("flavour", "quant"),
+    [(flavour, quant) for flavour, kinds in exporting.SUPPORTED.items() for quant in kinds],
+)
+def test_the_disk_it_takes_is_known_before(
+    flavour: str, quant: str, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Norms and scales are left out, and the blocks of int4 weights are as small as they may be."""
+    folder = tiny("llama wide").folder
+    settings = ExportSettings(quant=quant, flavour=flavour)
+    size = export(folder, tmp_path / "bundle", settings).manifest.files["model.data"].num_bytes
+    estimate = exporting.estimate_bytes(open_source(folder).shape, settings)
+    assert 0.9 * size < estimate < 1.2 * size

@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
 from starsd_edge.extras import install_hint
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.plausible import check_shape, check_tensor
@@ -91,10 +92,13 @@ class _Checked:
             raise BundleError(f"{self.path}: it holds more layers than the {self.shape.num_layers} it says")
 
 
-def open_source(path: Path) -> WeightSource:
-    """A GGUF file or a Hugging Face folder. Raises BundleError for anything else, naming what was found."""
+def open_source(path: Path, context: int | None = None) -> WeightSource:
+    """A GGUF file or a Hugging Face folder, for `context` tokens where the model was made for more.
+
+    Raises BundleError for anything else, naming what was found, UsageError for a context beyond the model's.
+    """
     if path.is_dir():
-        return HuggingFaceSource(path)
+        return HuggingFaceSource(path, context)
     if not path.exists():
         raise BundleError(
             f"{path}: no such file or folder; give a GGUF file, a Hugging Face folder, or 'embedded'"
@@ -105,7 +109,15 @@ def open_source(path: Path) -> WeightSource:
         raise BundleError(
             f"{path}: neither a GGUF file nor a folder with config.json (it starts with {magic!r})"
         )
-    return GgufSource(path)
+    return GgufSource(path, context)
+
+
+def shortened(shape: ModelShape, context: int | None, path: Path) -> ModelShape:
+    if context is None:
+        return shape
+    if context > shape.max_len:
+        raise UsageError(f"{path} was made for {shape.max_len} tokens of context, not for {context}")
+    return replace(shape, max_len=context)
 
 
 def _reason(error: Exception) -> str:
@@ -156,7 +168,7 @@ class GgufSource(_Checked):
     file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, context: int | None = None) -> None:
         try:
             from gguf import GGUFReader
         except ImportError as error:
@@ -172,7 +184,7 @@ class GgufSource(_Checked):
         self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.check_complete()
         try:
-            self.shape = self.read_shape()
+            self.shape = shortened(self.read_shape(), context, path)
         except UNUSABLE as error:
             raise BundleError(f"{path}: its metadata cannot be used ({_reason(error)})") from error
         self.check()
@@ -298,11 +310,11 @@ class HuggingFaceSource(_Checked):
     """A folder with config.json and (sharded) safetensors, or pytorch_model*.bin read through torch's
     weights_only loader. Raises BundleError for another architecture or a missing or damaged file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, context: int | None = None) -> None:
         self.path = path
         self.config = self.read_config()
         try:
-            self.shape = self.read_shape()
+            self.shape = shortened(self.read_shape(), context, path)
         except UNUSABLE as error:
             raise BundleError(f"{path / 'config.json'}: cannot be used ({_reason(error)})") from error
         self.readers = self.open_weights()
