@@ -292,6 +292,8 @@ class Scheduler:
             else:
                 block = session.blocks[0]
                 (rounds if block.wants_tree and block.rows <= chunk_rows else prompts).append(session)
+        if not prompts and sum(map(self._next_rows, rounds)) <= min(limits.free_rows, limits.step_rows):
+            return rounds  # there is room for all
         rounds = self._evenly(rounds)
         if not prompts:
             return self._fitting(rounds, limits.step_rows)

@@ -12,6 +12,7 @@ from starsd_edge.protocol.session_table import SessionKey
 from starsd_edge.protocol.telemetry import SessionState
 from starsd_edge.types import Float64Array
 from starsd_server.engine import SessionRows
+from starsd_server.heads.grow import GrowthLimits
 from starsd_server.scheduling import Turn
 from starsd_server.sharing import Trust
 from starsd_server.telemetry import SessionFacts
@@ -27,10 +28,12 @@ class OutgoingReply:
 
 @dataclass(slots=True)
 class Block:
-    """Rows that arrived in one message, and how many of them the head has seen."""
+    """Rows that arrived in one message, how many of them the head has seen, and what the tree on them may be
+    if one is wanted."""
 
     rows: RowsArrived
     arrived_s: float
+    limits: GrowthLimits | None = None
     done: int = 0
     started_s: float | None = None
 

@@ -117,6 +117,7 @@ class Sessions:
         self._sessions: dict[SessionKey, Session] = {}
         self.recorder = recorder or Recorder(offer, limits, policy)
         self._sharing = Sharing(limits.free_rows) if policy is Policy.BATCHED else None
+        self._price = 0.0  # what a row of a tree has to bring, as of the newest step that was answered
         self._flight: Flight | None = None
         self._last_step_s = 0.0  # when the newest step ended
         self._ended: list[tuple[Flight, list[Outcome], float]] = []  # to be answered, and when they ended
@@ -217,18 +218,15 @@ class Sessions:
         if flight is None:
             return
         self._flight = None
-        outcomes: list[Outcome] = [Advanced()] * len(flight.parts)
-        for head, places in flight.places.items():
-            for place, outcome in zip(places, self._engines[head].collect(), strict=True):
-                outcomes[place] = outcome
+        outcomes = self._collect(flight)
         ended_s = self._last_step_s = clock() - late_s
-        self._share(flight, outcomes, ended_s)
-        beams: list[int] = []
-        refused: list[tuple[Part, Refused]] = []
-        for part, outcome in zip(flight.parts, outcomes, strict=True):
-            beams.append(outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0)
-            if isinstance(outcome, Refused):
-                refused.append((part, outcome))
+        if self._price > 0.0:
+            self._narrow(flight, outcomes)
+        both = list(zip(flight.parts, outcomes, strict=True))
+        beams = [
+            outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0 for part, outcome in both
+        ]
+        refused = [(part, outcome) for part, outcome in both if isinstance(outcome, Refused)]
         failed = frozenset([part.turn.key for part, _ in refused])
         self._scheduler.handle(StepEnded(tuple(beams), failed))
         for part, refusal in refused:
@@ -241,8 +239,10 @@ class Sessions:
         time."""
         ended, self._ended = self._ended, []
         for flight, outcomes, ended_s in ended:
-            turns = [part.turn for part in flight.parts]
-            self.recorder.stepped(turns, flight.waited_s, ended_s - flight.started_s)
+            turns, step_s = [part.turn for part in flight.parts], ended_s - flight.started_s
+            self.recorder.stepped(turns, flight.waited_s, step_s)
+            if self._sharing is not None:
+                self._price = self._sharing.stepped(turns, step_s, ended_s)
             for part, outcome in zip(flight.parts, outcomes, strict=True):
                 if isinstance(outcome, TreeReady) and self._still(part):
                     self._tree_done(part.session, part.block, outcome, ended_s)
@@ -288,7 +288,8 @@ class Sessions:
         if refusal is not None:
             self._busy(session, event.round_id, refusal)
             return
-        session.blocks.append(Block(event, now_s))
+        limits = self._tree_limits(session, event.hints) if event.hints is not None and wants_tree else None
+        session.blocks.append(Block(event, now_s, limits))
         if event.hints is not None and self._sharing is not None:
             session.trust.brought(event.hints.num_accepted)
             self._sharing.brought(min(event.hints.num_accepted + 1, len(event.tokens)), now_s)
@@ -345,19 +346,24 @@ class Sessions:
         for head, work in items.items():
             self._engines[head].launch(work)
 
-    def _share(self, flight: Flight, outcomes: list[Outcome], ended_s: float) -> None:
+    def _collect(self, flight: Flight) -> list[Outcome]:
+        """What became of each part."""
+        outcomes: list[Outcome] = [Advanced()] * len(flight.parts)
+        for head, places in flight.places.items():
+            collected = self._engines[head].collect()
+            if len(places) == len(outcomes):
+                return collected  # no other head took part
+            for place, outcome in zip(places, collected, strict=True):
+                outcomes[place] = outcome
+        return outcomes
+
+    def _narrow(self, flight: Flight, outcomes: list[Outcome]) -> None:
         """Where the engine is saturated, trees go on as far as their rows are worth its time."""
-        if self._sharing is None:
-            return
-        turns = [part.turn for part in flight.parts]
-        price = self._sharing.stepped(turns, ended_s - flight.started_s, ended_s)
-        if price <= 0.0:
-            return
         for place, part in enumerate(flight.parts):
             outcome = outcomes[place]
             if isinstance(outcome, Advanced) and outcome.beams and part.going_on:
                 engine = self._engines[part.session.head.name]
-                outcomes[place] = engine.narrow(part.rows, price / part.session.trust.ratio)
+                outcomes[place] = engine.narrow(part.rows, self._price / part.session.trust.ratio)
 
     def _extension(self, session: Session, block: Block, turn: Turn, started_s: float) -> Extend:
         """The next rows of `block`, and the tree on them if it is time for that."""
@@ -369,18 +375,16 @@ class Sessions:
         block.done += turn.rows
         if turn.ends_block:
             session.blocks.popleft()
-        limits = None
         if turn.starts_tree:
             session.drafting = block
-            limits = self._tree_limits(session, block.rows.hints)
+        limits = block.limits if turn.starts_tree else None
         return Extend(session.rows, block.rows.tokens[rows], block.rows.features[rows], start, limits)
 
     def _still(self, part: Part) -> bool:
         """Whether the session has neither ended nor begun anew since the step was launched."""
         return self._sessions.get(part.turn.key) is part.session and part.session.rows is part.rows
 
-    def _tree_limits(self, session: Session, hints: Hints | None) -> GrowthLimits:
-        assert hints is not None
+    def _tree_limits(self, session: Session, hints: Hints) -> GrowthLimits:
         costs = None
         if session.verify_s is not None:
             costs = VerifyCosts(session.verify_s[: hints.max_nodes], hints.wait_us / 1e6)
