@@ -49,7 +49,6 @@ class Session:
     verify_s: Float64Array | None  # [max_nodes] seconds of its device's forwards; None: not told
     opened_s: float
     rows: SessionRows | None = None  # None: no slot
-    root: int = 0  # the newest committed token
     blocks: deque[Block] = field(default_factory=deque)
     drafting: Block | None = None  # whose tree is being grown
     trust: Trust = field(default_factory=Trust)

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from starsd_edge.decoding.costs import CostCurve
-from starsd_edge.decoding.tree import NO_PARENT, DraftTree
 from starsd_edge.protocol.codec import Frames
 from starsd_edge.protocol.messages import BusyReason, ErrorCode, Hints, Message
 from starsd_edge.protocol.server_connection import (
@@ -273,7 +270,6 @@ class Sessions:
     def _opened(self, session: Session, event: Opened, now_s: float) -> None:
         """A new context takes a fresh place in the queue for slots; the old one's rows are forgotten."""
         self._release(session)
-        session.root = event.first_token
         refusal = self._schedule(Open(session.key, session.head.name, now_s), now_s)
         if refusal is not None:
             self._busy(session, event.round_id, refusal)
@@ -393,8 +389,6 @@ class Sessions:
     def _block_done(self, session: Session, block: Block | None, now_s: float) -> None:
         """The last rows of a message are in, and no tree grows on them."""
         assert block is not None
-        if len(block.rows.tokens):
-            session.root = int(block.rows.tokens[-1])
         if not session.connection.wants(block.rows.round_id):
             return
         if block.rows.hints is None:
@@ -405,22 +399,20 @@ class Sessions:
     def _tree_done(self, session: Session, block: Block | None, ready: TreeReady, now_s: float) -> None:
         if session.drafting is block:
             session.drafting = None
-        if block is not None and len(block.rows.tokens):
-            session.root = int(block.rows.tokens[-1])
         if block is None or not session.connection.wants(block.rows.round_id):
             self.recorder.overtaken(session.key)
             return
-        tree = DraftTree(
-            np.concatenate([np.array([session.root], np.int32), ready.tokens]),
-            np.concatenate([ROOT_PARENT, ready.parents]),
-            block.rows.base_len,
-        )
         started_s = now_s if block.started_s is None else block.started_s
         queue_s, draft_s = started_s - block.arrived_s, now_s - started_s
         session.trust.sent(float(ready.probabilities.sum()))
-        self.recorder.drafted(session.key, len(tree), queue_s, draft_s)
+        self.recorder.drafted(session.key, 1 + len(ready.tokens), queue_s, draft_s)
         frames = session.connection.send_draft(
-            block.rows.round_id, tree, int(queue_s * 1e6), int(draft_s * 1e6)
+            block.rows.round_id,
+            block.rows.base_len,
+            ready.tokens,
+            ready.parents,
+            queue_us=int(queue_s * 1e6),
+            draft_us=int(draft_s * 1e6),
         )
         self._send(session, frames)
 
@@ -457,6 +449,3 @@ class Sessions:
             for action in self._scheduler.handle(Close(session.key)):
                 self._act(action)
             session.forget_rows()
-
-
-ROOT_PARENT = np.array([NO_PARENT], np.int32)

@@ -30,6 +30,7 @@ from starsd_edge.protocol.telemetry import (
     SessionState,
     Stage,
     Work,
+    added,
 )
 from starsd_server.ipc import DeviceLink, GatewayState
 from starsd_server.scheduling import EvictReason, Limits, Policy, Refuse, Turn
@@ -63,7 +64,7 @@ class _SessionRecord:
 @dataclass(slots=True)
 class _DeviceRecord:
     heard_s: float
-    work: Work = field(default_factory=Work)
+    ended: Work = field(default_factory=Work)  # of its sessions that have
     refusals: Counter[str] = field(default_factory=Counter)
     told: Told = field(default_factory=Told)
     software: str = ""
@@ -116,33 +117,31 @@ class Recorder:
         self._sessions[key].heard_s = now_s
 
     def rows_arrived(self, key: SessionKey, event: RowsArrived, now_s: float) -> None:
-        session, device = self._sessions[key], self._devices[key.device]
+        session = self._sessions[key]
         session.heard_s = now_s
-        for work in (session.work, device.work):
-            work.tokens += len(event.tokens)
-            if event.hints is None:
-                work.prompt_tokens += len(event.tokens)
-                work.tokens -= len(event.tokens)
-                continue
-            work.accepted_tokens += event.hints.num_accepted
-            _accept(work.accepted_per_depth, event.hints.num_accepted)
-            if event.hints.verify_us:
-                _time(work, Stage.VERIFY, event.hints.verify_us / 1e6)
-            if event.hints.link_us:
-                _time(work, Stage.LINK, event.hints.link_us / 1e6)
+        work, hints = session.work, event.hints
+        if hints is None:
+            work.prompt_tokens += len(event.tokens)
+            return
+        work.tokens += len(event.tokens)
+        work.accepted_tokens += hints.num_accepted
+        _accept(work.accepted_per_depth, hints.num_accepted)
+        if hints.verify_us:
+            _time(work, Stage.VERIFY, hints.verify_us / 1e6)
+        if hints.link_us:
+            _time(work, Stage.LINK, hints.link_us / 1e6)
 
     def drafted(self, key: SessionKey, nodes: int, queue_s: float, draft_s: float) -> None:
         self.rounds += 1
-        for work in (self._sessions[key].work, self._devices[key.device].work):
-            work.num_drafts += 1
-            work.draft_tokens += nodes - 1
-            work.tree_nodes.add(nodes)
-            _time(work, Stage.QUEUE, queue_s)
-            _time(work, Stage.DRAFT, draft_s)
+        work = self._sessions[key].work
+        work.num_drafts += 1
+        work.draft_tokens += nodes - 1
+        work.tree_nodes.add(nodes)
+        _time(work, Stage.QUEUE, queue_s)
+        _time(work, Stage.DRAFT, draft_s)
 
     def overtaken(self, key: SessionKey) -> None:
-        for work in (self._sessions[key].work, self._devices[key.device].work):
-            work.stale_trees += 1
+        self._sessions[key].work.stale_trees += 1
 
     def stepped(self, turns: Iterable[Turn], waited_s: float, step_s: float) -> None:
         """A step ran, for which somebody had waited while no other ran."""
@@ -194,7 +193,10 @@ class Recorder:
             self._devices[key.device].left = not others
 
     def closed(self, key: SessionKey) -> None:
-        self._sessions.pop(key, None)
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            device = self._devices[key.device]
+            device.ended = added([device.ended, session.work])
         log.info("session %s of %s: closed", _name(key), key.device)
 
     # -------------------------------------------------------------------------------------- snapshots
@@ -232,7 +234,9 @@ class Recorder:
         self, name: str, record: _DeviceRecord, facts: list[SessionFacts], link: DeviceLink, now_s: float
     ) -> DeviceSnapshot:
         told, report = record.told.sessions, record.told.newest
-        record.work.bytes_up, record.work.bytes_down = link.bytes_up, link.bytes_down
+        facts = [fact for fact in facts if fact.key.device == name]
+        seen = added([record.ended, *(self._sessions[fact.key].work for fact in facts)])
+        seen.bytes_up, seen.bytes_down = link.bytes_up, link.bytes_down
         return DeviceSnapshot(
             device=name,
             fingerprint=link.fingerprint,
@@ -247,12 +251,8 @@ class Recorder:
             jitter_s=report.jitter_s if report is not None else 0.0,
             refusals=dict(record.refusals),
             plain_tokens_per_s=report.plain_tokens_per_s if report is not None else None,
-            work=_device_work(record.work, record.told.work),
-            sessions=[
-                self._session(fact, told.get(_name(fact.key)), now_s)
-                for fact in facts
-                if fact.key.device == name
-            ],
+            work=_device_work(seen, record.told.work),
+            sessions=[self._session(fact, told.get(_name(fact.key)), now_s) for fact in facts],
             board=record.told.board,
             energy=record.told.energy,
         )

@@ -187,7 +187,16 @@ def answers(table: SessionTable, frames: list[bytes]) -> list[Frames]:
                 replies.append(connection.send_ack(event.round_id))
             case RowsArrived():
                 drafted = tree(event.base_len, int(event.tokens[-1]))
-                replies.append(connection.send_draft(event.round_id, drafted, 0, 0))
+                replies.append(
+                    connection.send_draft(
+                        event.round_id,
+                        event.base_len,
+                        drafted.tokens[1:],
+                        drafted.parents[1:],
+                        queue_us=0,
+                        draft_us=0,
+                    )
+                )
     return replies
 
 

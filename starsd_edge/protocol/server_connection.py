@@ -18,7 +18,6 @@ from typing import TypeAlias
 import numpy as np
 
 from starsd_edge.decoding.prefix import Prefix, prefix_crc
-from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, encode, kind_of
 from starsd_edge.protocol.features import FeatureDtype
@@ -388,17 +387,25 @@ class ServerConnection:
         pending = self._take(round_id, wants_draft=False)
         return self._answer(round_id, encode(PrefillAck(pending.head)))
 
-    def send_draft(self, round_id: int, tree: DraftTree, queue_us: int, draft_us: int) -> Frames:
-        """The tree for `round_id`, root included, nodes by falling probability.
+    def send_draft(
+        self,
+        round_id: int,
+        base_len: int,
+        tokens: TokenArray,
+        parents: TokenArray,
+        *,
+        queue_us: int,
+        draft_us: int,
+    ) -> Frames:
+        """The tree for `round_id` on `base_len` tokens: int32 [N - 1] tokens and parents of the nodes below
+        the root, which is node 0, by falling probability.
 
         `queue_us` and `draft_us` say how long the request waited and was worked on: dwell = their sum.
         """
         pending = self._take(round_id, wants_draft=True)
-        if tree.base_len != pending.head.base_len:
-            raise LocalProtocolError(
-                f"a tree on {tree.base_len} tokens for a round on {pending.head.base_len}"
-            )
-        draft = Draft(pending.head, tree.tokens[1:], tree.parents[1:], queue_us, draft_us)
+        if base_len != pending.head.base_len:
+            raise LocalProtocolError(f"a tree on {base_len} tokens for a round on {pending.head.base_len}")
+        draft = Draft(pending.head, tokens, parents, queue_us, draft_us)
         return self._answer(round_id, encode(draft))
 
     def send_busy(self, round_id: int, retry_after_ms: int, reason: BusyReason) -> Frames:

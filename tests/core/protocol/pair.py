@@ -106,7 +106,7 @@ class Service:
                     return [self.connection.send_ack(event.round_id)]
                 positions = range(event.base_len - 1, event.base_len + self.depth)
                 tree = DraftTree.chain([token_at(p) for p in positions], event.base_len)
-                return [self.connection.send_draft(event.round_id, tree, 100, 200)]
+                return [drafted(self.connection, event.round_id, tree, 100, 200)]
         return []
 
     def take(self, event: RowsArrived) -> None:
@@ -180,3 +180,12 @@ class Pair:
         kinds = [type(message).__name__ for message in self.sent]
         self.sent.clear()
         return kinds
+
+
+def drafted(
+    connection: ServerConnection, round_id: int, tree: DraftTree, queue_us: int, draft_us: int
+) -> Frames:
+    """The answer with a whole tree, root included."""
+    return connection.send_draft(
+        round_id, tree.base_len, tree.tokens[1:], tree.parents[1:], queue_us=queue_us, draft_us=draft_us
+    )

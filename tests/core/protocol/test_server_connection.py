@@ -52,6 +52,7 @@ from starsd_edge.protocol.server_connection import (
 from starsd_edge.protocol.session_table import SessionKey, SessionTable
 from starsd_edge.protocol.states import ServerState
 from starsd_edge.protocol.telemetry import EdgeReport
+from tests.core.protocol.pair import drafted
 
 WIDTH, VOCAB, BOOT = 8, 100, 77
 IDENTITY = Identity(
@@ -168,7 +169,7 @@ def test_rows_reach_the_scheduler_with_their_positions(opened: ServerConnection)
 def test_a_draft_carries_the_round_the_prefix_and_the_dwell(opened: ServerConnection) -> None:
     opened.receive(update(3, 10, 1))
     tree = DraftTree(np.array([12, 40, 41], np.int32), np.array([-1, 0, 0], np.int32), 12)
-    draft = decode(opened.send_draft(3, tree, queue_us=7, draft_us=8))
+    draft = decode(drafted(opened, 3, tree, 7, 8))
     assert isinstance(draft, Draft)
     assert (draft.tokens.tolist(), draft.parents.tolist()) == ([40, 41], [0, 0])
     assert (draft.queue_us, draft.draft_us, draft.head) == (7, 8, head(3, 12))
@@ -176,7 +177,7 @@ def test_a_draft_carries_the_round_the_prefix_and_the_dwell(opened: ServerConnec
 
 def test_the_same_round_again_gets_the_same_bytes_and_does_no_work(opened: ServerConnection) -> None:
     opened.receive(update(3, 10, 1))
-    sent = opened.send_draft(3, DraftTree.root_only(12, 12), 0, 0)
+    sent = drafted(opened, 3, DraftTree.root_only(12, 12), 0, 0)
     assert opened.receive(update(3, 10, 1)) == [Reply(sent), Dropped(event_kind(update(3, 10, 1)))]
 
 
@@ -342,9 +343,9 @@ def test_an_answer_nobody_waits_for_is_our_own_mistake(opened: ServerConnection)
     with pytest.raises(LocalProtocolError, match="no acknowledgement of round 3"):
         opened.send_ack(3)
     with pytest.raises(LocalProtocolError, match="no draft of round 9"):
-        opened.send_draft(9, DraftTree.root_only(1, 12), 0, 0)
+        drafted(opened, 9, DraftTree.root_only(1, 12), 0, 0)
     with pytest.raises(LocalProtocolError, match="a tree on 5 tokens"):
-        opened.send_draft(3, DraftTree.root_only(1, 5), 0, 0)
+        drafted(opened, 3, DraftTree.root_only(1, 5), 0, 0)
 
 
 def test_ping_waits_for_the_loop_and_close_frees_the_session(opened: ServerConnection) -> None:
