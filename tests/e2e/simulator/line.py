@@ -49,7 +49,6 @@ class EdgeLink:
             world.chance.random,
         )
         self.tree: DraftTree | None = None
-        self.polls: list[float] = []
         self._world, self._service, self._device = world, service, device
         self._route: int | None = None  # of the connection that stands
         self._arrives_s: dict[str, float] = {"up": 0.0, "down": 0.0}
@@ -67,10 +66,8 @@ class EdgeLink:
         self._flush()
 
     def poll(self, timeout_s: float) -> DraftTree | None:
-        started_s = self._world.now_s
         if timeout_s > 0:
-            self._world.run_until(started_s + timeout_s, lambda: self.tree is not None)
-            self.polls.append(self._world.now_s - started_s - timeout_s)
+            self._world.run_until(self._world.now_s + timeout_s, lambda: self.tree is not None)
         tree, self.tree = self.tree, None
         return tree
 

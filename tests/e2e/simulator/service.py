@@ -13,9 +13,11 @@ from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
+from starsd_edge.protocol.session_table import SessionKey
 from starsd_server.engine import Advanced, Extend, Outcome, OwnThread, SessionRows, TreeReady, WorkItem
-from starsd_server.scheduling import Limits, Policy
+from starsd_server.scheduling import EvictReason, Limits, Policy
 from starsd_server.sessions import Sessions
+from starsd_server.telemetry import Recorder
 from tests.e2e.simulator.target import FEATURE_SIZE, LOGITS, MAX_LEN, VOCAB_SIZE
 from tests.e2e.simulator.world import World
 
@@ -111,6 +113,20 @@ class ListEngine(OwnThread):
         )
 
 
+class Evictions(Recorder):
+    """Counts them through restarts."""
+
+    def __init__(
+        self, service: SimulatedService, offer: ServiceOffer, limits: Limits, policy: Policy
+    ) -> None:
+        super().__init__(offer, limits, policy)
+        self._service = service
+
+    def evicted(self, key: SessionKey, reason: EvictReason) -> None:
+        self._service.evictions += 1
+        super().evicted(key, reason)
+
+
 class SimulatedService:
     """One service at one address, through its restarts. `route` numbers stand for connections."""
 
@@ -118,6 +134,7 @@ class SimulatedService:
         self.world = world
         self.hung = False
         self._unread: list[tuple[str, int, Frames]] | None = None  # what came while it hung; None: it is lost
+        self.evictions = 0  # of sessions, to make room for others
         self.generation = 0  # of the engine: what it held is gone with it
         self.replies: dict[int, Callable[[Frames], None]] = {}
         self._limits = limits
@@ -139,7 +156,8 @@ class SimulatedService:
             idle_lease_s=30.0,
         )
         engines: dict[str, Any] = {"table-head": ListEngine(self.world)}
-        self._sessions = Sessions(offer, engines, self._limits, Policy.BATCHED)
+        recorder = Evictions(self, offer, self._limits, Policy.BATCHED)
+        self._sessions = Sessions(offer, engines, self._limits, Policy.BATCHED, recorder=recorder)
 
     def drain(self) -> None:
         self._sessions.drain(self.world.now_s, 1000)
