@@ -380,6 +380,8 @@ class Engine(OwnThread):
             usable = self._refuse_poisoned(wanting, log_probs, outcomes)
             log_probs, tokens = log_probs[usable], tokens[usable]
             wanting = [block for block in wanting if block.item.session.growth is not None]
+            if not wanting:
+                return
             trees = [block.item.session.tree for block in wanting]
         add_level(trees, log_probs, tokens)
         for block in wanting:

@@ -43,7 +43,9 @@ def summary(manifest: Manifest) -> dict[str, str]:
         f"{shapes.num_heads} heads over {shapes.num_kv_heads}, vocabulary {shapes.vocab_size}",
         "runtime": f"{manifest.flavour}, {manifest.quantisation}",
         "context": f"{manifest.max_len} tokens",
-        "features": f"inputs of layers {features}" if features else "output of the final norm",
+        "features": f"inputs of layers {features}, projected for one EAGLE-3 head"
+        if features
+        else "output of the final norm",
         "stop tokens": ", ".join(str(token) for token in manifest.stop_tokens),
         "chat template": "yes" if manifest.chat_template else "none",
     }

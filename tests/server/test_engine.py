@@ -27,6 +27,7 @@ from .heads import HIDDEN, VOCAB, random_head
 
 LIMITS = GrowthLimits(max_nodes=24, top_k=6, steps=4)
 MAX_LEN = 256
+POISON = 7  # a token whose embedding no head can use
 KINDS = list(HeadKind)
 NETWORKS = {"graphs": Precision.INT8, "torch int8": Precision.INT8, "float32": Precision.FLOAT32}
 
@@ -184,6 +185,23 @@ def test_a_session_that_sends_rubbish_is_refused_alone(fault: str) -> None:
     neighbour.take(outcome)
     play(engine, [neighbour])
     assert alone.trees == neighbour.trees
+
+
+@pytest.mark.parametrize("kind", list(HeadKind))
+@pytest.mark.parametrize("alone", [True, False])
+def test_rows_that_the_head_makes_no_number_of_are_refused_alone(kind: HeadKind, alone: bool) -> None:
+    """Sound tokens and features, and a product that overflows; nobody else need be in the step."""
+    head = random_head(kind)
+    head.embedding[POISON] = np.inf
+    engine = Engine(RowHead(head, Precision.FLOAT32), 2, MAX_LEN)
+    tokens, features = np.array([3, POISON, 4], np.int32), np.ones((3, HIDDEN), np.float16)
+    items: list[WorkItem] = [Extend(engine.reset(0), tokens, features, 0, LIMITS)]
+    if not alone:
+        items.append(Extend(engine.reset(1), tokens[:1], features[:1], 0, LIMITS))
+    refused, *others = engine.step(items)
+    assert isinstance(refused, Refused)
+    assert "NaN" in refused.reason
+    assert [Advanced] * len(others) == [type(outcome) for outcome in others]
 
 
 def test_a_full_slot_ends_the_tree_and_not_the_service() -> None:
