@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -123,6 +125,17 @@ def test_two_edges_are_told_apart_without_naming_themselves(
         other.send(b"hello")
         assert service.poll(PATIENCE_MS)
         assert first != service.recv_multipart()[0]
+
+
+TESTED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def test_every_test_that_the_table_of_traps_names_is_there() -> None:
+    root = Path(__file__).parents[3]
+    named = TESTED.findall((root / "docs" / "decisions" / "zeromq.md").read_text())
+    assert len(named) > 20
+    for file, name in named:
+        assert f"def {name}(" in (root / file).read_text(), f"{file}::{name}"
 
 
 def test_a_fork_cannot_use_its_parents_context(context: zmq.Context) -> None:

@@ -16,6 +16,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from starsd_edge.errors import ResourceError, UsageError
+from starsd_edge.link.sockets import monitor_event
 from starsd_edge.monitor.endpoints import tcp_address
 from starsd_edge.monitor.feed import Arrival, Source, WatchKeys, ZmqFeed
 from starsd_edge.monitor.link_state import LinkState
@@ -222,6 +223,22 @@ class TestKeys:
         )
         feed.close()
         assert arrivals == []
+
+    def test_without_anybody_to_ask_nobody_watches(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """By default a missing handler lets every key in."""
+        public, secret = zmq.curve_keypair()
+        publisher = SnapshotPublisher(context, "tcp://127.0.0.1:*", secret_key=secret, zap_domain=b"monitor")
+        with context.socket(zmq.SUB) as watcher:
+            watcher.linger = 0
+            watcher.curve_publickey, watcher.curve_secretkey = zmq.curve_keypair()
+            watcher.curve_serverkey = public
+            ends = watcher.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            watcher.connect(publisher.endpoint)
+            assert ends.poll(PATIENCE_S * 1e3)
+            assert monitor_event(ends.recv_multipart())[0] == zmq.EVENT_DISCONNECTED
+            watcher.disable_monitor()
+            ends.close(0)
+        publisher.close()
 
     def test_another_service_at_the_address_is_told_apart(
         self, service: tuple[SnapshotPublisher, bytes, WatchKeys]
