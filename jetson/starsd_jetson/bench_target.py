@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from starsd_edge.bench.report import json_option, write_json
+from starsd_edge.cli.model_options import provider_option
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice, open_bundle, target_class
 from starsd_edge.errors import UsageError
 from starsd_jetson.target_speed import PROMPT_TOKENS, TargetSpeed, measure_apart
@@ -30,6 +31,7 @@ CPU_THREADS = (1, 2)
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The peer's weights; the embedded model's for the embedded model.",
 )
+@provider_option
 @json_option
 def command(
     bundle: str,
@@ -37,6 +39,7 @@ def command(
     threads: tuple[int, ...],
     peer: str | None,
     gguf: Path | None,
+    provider: str | None,
     json_file: Path | None,
 ) -> None:
     """Plain speed, the cost of trees and their noise for BUNDLE, on this machine, in the runtime that serves
@@ -44,9 +47,9 @@ def command(
     if peer and gguf is None and bundle != EMBEDDED:
         raise UsageError(f"--peer {peer} needs the weights of {bundle} as a GGUF file: --gguf FILE")
     opened = open_bundle(ModelChoice(bundle, quant), lambda line: click.echo(line, err=True))
-    runtime = target_class(opened.manifest)
+    runtime = target_class(opened.manifest, provider)
     if threads and not runtime.uses_threads:
-        raise UsageError(f"--threads is for a CPU: {bundle} runs on {opened.manifest.flavour}")
+        raise UsageError(f"--threads is for a CPU: {bundle} runs on a GPU here")
     if peer and gguf is None:
         gguf = importlib.import_module("starsd_jetson.embedded").gguf_path()
     counts = threads or (CPU_THREADS if runtime.uses_threads else (0,))

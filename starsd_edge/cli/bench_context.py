@@ -100,6 +100,7 @@ def command(
     bundle: str | None,
     quant: str | None,
     threads: int | None,
+    provider: str | None,
     context: int | None,
     service: str | None,
     draft: str,
@@ -117,7 +118,7 @@ def command(
     def report(line: str) -> None:
         click.echo(line, err=True)
 
-    choice = ModelChoice(bundle or "embedded", quant, threads, context)
+    choice = ModelChoice(bundle or "embedded", quant, threads, context, provider)
     opened = open_bundle(choice, report)
 
     settings = ChatSettings(max_tokens=answer_tokens, draft=False)

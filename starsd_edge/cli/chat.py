@@ -58,6 +58,7 @@ def command(
     bundle: str | None,
     quant: str | None,
     threads: int | None,
+    provider: str | None,
     context: int | None,
     service: str | None,
     draft: str,
@@ -86,7 +87,7 @@ def command(
     if quant is not None and bundle not in (None, EMBEDDED):
         raise UsageError("--quant is for the embedded model; a bundle has the precision it was exported with")
     config = read_config().chat
-    choice = ModelChoice(bundle or config.bundle or EMBEDDED, quant, threads, context)
+    choice = ModelChoice(bundle or config.bundle or EMBEDDED, quant, threads, context, provider)
     if choice.bundle != EMBEDDED and attach in (None, "off"):
         Bundle.open(Path(choice.bundle))  # a wrong folder is told before anyone is asked for a question
     question = _question(prompt)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from starsd_edge.cli.model_options import provider_option
 from starsd_edge.errors import StarSDError, UsageError
 from starsd_edge.extras import install_hint
 
@@ -69,14 +70,15 @@ MEASURED_CONTEXT = 512  # tokens: more than any measurement needs
     metavar="DIR",
     help="Which one; otherwise that of the settings file, and the embedded one without.",
 )
+@provider_option
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
-def command(*, measure: bool, bundle: str | None, as_json: bool) -> None:
+def command(*, measure: bool, bundle: str | None, provider: str | None, as_json: bool) -> None:
     """Tell what this machine can be: target, draft service, deployer. Changes nothing."""
-    if bundle is not None and not measure:
-        raise UsageError("--bundle is what --measure loads: give both")
+    if not measure and (bundle or provider):
+        raise UsageError("--bundle and --provider are for what --measure loads: give that, too")
     findings = list(examine())
     if measure:
-        findings += measured(bundle)
+        findings += measured(bundle, provider)
     if as_json:
         click.echo(json.dumps([{**asdict(f), "grade": f.grade.value} for f in findings]))
         return
@@ -206,15 +208,15 @@ def accelerator(role: str) -> str:
     return f" on {cuda.get_device_name(0)}" if cuda.is_available() else " on the CPU"
 
 
-def measured(bundle: str | None) -> Iterator[Finding]:
+def measured(bundle: str | None, provider: str | None = None) -> Iterator[Finding]:
     """Speed of a model here, in the runtime that serves it, and whether trees decide as plain steps do."""
     try:
-        yield from measure_bundle(bundle)
+        yield from measure_bundle(bundle, provider)
     except (ImportError, StarSDError) as error:
         yield Finding("measured", Grade.MISSING, f"{bundle or 'the model'} does not run here: {error}")
 
 
-def measure_bundle(bundle: str | None) -> Iterator[Finding]:
+def measure_bundle(bundle: str | None, provider: str | None) -> Iterator[Finding]:
     from starsd_edge.cli.runtime import EMBEDDED, ModelChoice, open_bundle, read_ahead, target_class
     from starsd_edge.config import read_config
     from starsd_edge.decoding.decoder import GUARD_PER_NOISE
@@ -224,12 +226,13 @@ def measure_bundle(bundle: str | None) -> Iterator[Finding]:
 
     calibrate = importlib.import_module("starsd_jetson.calibrate")
     opened = open_bundle(ModelChoice(bundle or read_config().chat.bundle or EMBEDDED), tell)
-    runtime = target_class(opened.manifest)
+    runtime = target_class(opened.manifest, provider)
     read_ahead(opened, runtime.files_read(opened), tell)
     target = runtime.load(opened, None, MEASURED_CONTEXT)
     curve, invariance = calibrate.measure_costs(target), calibrate.measure_invariance(target)
     costs = ", ".join(f"{size} rows {curve(size) / curve(1):.1f}x" for size in curve.sizes[1:])
     name = f"{opened.manifest.identity.name}, {opened.manifest.quantisation} on {opened.manifest.flavour}"
+    name += f" (ONNX Runtime, {provider})" if provider else ""
     yield Finding(
         "measured", Grade.OK, f"{name}: {1 / curve(1):.1f} tokens/s plain, {curve(1) * 1e3:.1f} ms; {costs}"
     )

@@ -11,7 +11,7 @@ import click
 
 from starsd_edge.errors import UsageError
 
-__all__ = ["model_options"]
+__all__ = ["model_options", "provider_option"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,6 +29,12 @@ def _few_enough(context: click.Context, option: click.Parameter, value: int | No
     return value
 
 
+provider_option = click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda", "tensorrt"]),
+    help="Run a bundle made --for tensorrt in ONNX Runtime, on this; without, in TensorRT itself.",
+)
+
 OPTIONS = (
     click.option(
         "--bundle",
@@ -42,6 +48,7 @@ OPTIONS = (
     click.option(
         "--threads", type=click.IntRange(1), callback=_few_enough, help="CPU threads of the target."
     ),
+    provider_option,
     click.option("--context", type=click.IntRange(64), help="Tokens of context; less needs less memory."),
     click.option(
         "--service",

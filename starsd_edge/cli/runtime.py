@@ -24,7 +24,7 @@ from starsd_edge.decoding.decoder import Exactness
 from starsd_edge.decoding.policy import AdaptivePolicy, PlainPolicy
 from starsd_edge.decoding.roles import Target
 from starsd_edge.decoding.sampling import SamplingParams
-from starsd_edge.errors import BundleError, MissingDependencyError
+from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
 from starsd_edge.extras import install_hint
 from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
@@ -64,12 +64,14 @@ class ModelChoice:
 
     threads  None: the runtime decides
     context  tokens; None: what the model was made for
+    provider "cpu", "cuda" or "tensorrt" of ONNX Runtime; None: the runtime that the bundle was made for
     """
 
     bundle: str = EMBEDDED
     quant: str | None = None
     threads: int | None = None
     context: int | None = None
+    provider: str | None = None
 
 
 def open_bundle(choice: ModelChoice, report: Callable[[str], None]) -> Bundle:
@@ -120,7 +122,7 @@ def open_speaker(
         stop_tokens=frozenset(manifest.stop_tokens),
         service=service.address if service else "",
     )
-    runtime = target_class(manifest)
+    runtime = target_class(manifest, choice.provider)
     read_ahead(bundle, runtime.files_read(bundle), report)
     first = runtime.load(bundle, choice.threads, max_len)
     exactness = Exactness.INEXACT if draft == "inexact" else Exactness.EXACT
@@ -251,8 +253,17 @@ def prompt_writer(bundle: Bundle) -> PromptWriter:
     return PromptWriter(tokenizer, template, bos if manifest.add_bos else "")
 
 
-def target_class(manifest: Manifest) -> Any:
-    """The target class for the bundle's flavour."""
+def target_class(manifest: Manifest, provider: str | None = None) -> Any:
+    """The target class for the bundle's flavour, or for a provider of ONNX Runtime.
+
+    Raises UsageError for a bundle whose graph is for ONNX Runtime on a CPU.
+    """
+    if provider is not None and manifest.flavour == "tensorrt":
+        return _product("starsd_jetson.provider_targets").PROVIDER_TARGETS[provider]
+    if provider not in (None, "cpu"):
+        raise UsageError(
+            f"--provider {provider} needs the graph of standard operators: export the model --for tensorrt"
+        )
     if manifest.flavour == "tensorrt":
         return _product("starsd_jetson.trt_target").TrtTarget
     return _product("starsd_jetson.onnx_target").OnnxTarget

@@ -62,6 +62,7 @@ def command(
     bundle: str | None,
     quant: str | None,
     threads: int | None,
+    provider: str | None,
     context: int | None,
     service: str | None,
     draft: str,
@@ -100,7 +101,7 @@ def command(
     if tls is not None:
         check_tls(tls)
     drafts = find_draft_service(service or config.service, keys)
-    choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context)
+    choice = ModelChoice(bundle or config.bundle or "embedded", quant, threads, context, provider)
     with open_socket(host, port) as listener:
         opened = open_bundle(choice, _report)
         speaker = open_speaker(

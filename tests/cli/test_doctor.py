@@ -14,7 +14,7 @@ from starsd_edge.cli.doctor import EXTRAS, Finding, Grade, command, measured, pa
 from starsd_edge.errors import UsageError
 from starsd_jetson.export import ExportSettings
 from tests.cli.tiny_bundle import make_bundle
-from tests.jetson.fake_tensorrt import Context, install
+from tests.jetson.fake_tensorrt import Context, has_driver, install
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,6 +132,14 @@ def test_the_model_of_the_settings_file_is_measured(
     (tmp_path / "config.toml").write_text(f'[chat]\nbundle = "{for_tensorrt}"\n')
     speed, _ = measured(None)
     assert "fp16 on tensorrt" in speed.found
+
+
+def test_a_provider_of_onnx_runtime_is_measured_when_it_is_named(for_tensorrt: str) -> None:
+    speed, _ = measured(for_tensorrt, "cpu")
+    assert "fp16 on tensorrt (ONNX Runtime, cpu): " in speed.found
+    if not has_driver():
+        (finding,) = measured(for_tensorrt, "cuda")
+        assert finding.grade is Grade.MISSING
 
 
 def test_a_bundle_that_does_not_run_here_says_why(tmp_path: Path) -> None:

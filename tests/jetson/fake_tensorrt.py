@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from starsd_edge.errors import ResourceError
 
-__all__ = ["HostCuda", "install", "make_tensorrt"]
+__all__ = ["Config", "Context", "HostCuda", "has_driver", "install", "make_tensorrt"]
 
 TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
 TYPES |= {onnx.TensorProto.INT32: np.int32}
@@ -297,6 +297,14 @@ def make_tensorrt(version: str) -> Any:
     if major >= 10:
         trt.IProgressMonitor = type("IProgressMonitor", (), {})
     return trt
+
+
+def has_driver() -> bool:
+    """Whether there is a GPU after all."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+    except OSError:
+        return False
 
 
 def watch(monitor: Any) -> None:

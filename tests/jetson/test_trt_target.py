@@ -4,7 +4,6 @@ and of the device (fake_tensorrt.py), every call that a target makes. Real engin
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import sys
 from collections.abc import Callable
@@ -25,15 +24,7 @@ from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.self_test import run_self_test
 from starsd_jetson.standard_target import StandardTarget
 from starsd_jetson.trt_target import TrtTarget
-from tests.jetson.fake_tensorrt import HostCuda, install
-
-
-def has_driver() -> bool:
-    try:
-        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
-    except OSError:
-        return False
-
+from tests.jetson.fake_tensorrt import HostCuda, has_driver, install
 
 without_gpu = pytest.mark.skipif(has_driver(), reason="there is a GPU here")
 
