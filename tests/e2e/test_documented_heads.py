@@ -34,6 +34,8 @@ class Shown:
     names: dict[str, str]
     bundle: str
     head: str
+    kind: str = "EAGLE-1"
+    fits: str = "fits EAGLE-1 heads made for"
 
     @property
     def lines(self) -> list[str]:
@@ -64,6 +66,8 @@ HEADS = Shown(
     {"MODEL": "model", "TARGET": "model", "SOURCE": "eagle1", "EAGLE3": "eagle3"},
     "BUNDLE",
     "HEAD",
+    "EAGLE-3",
+    "fits the EAGLE-3 head HEAD, and no other",
 )
 
 
@@ -74,14 +78,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def follow(shown: Shown, home: Path) -> None:
-    """Run every line as a shell would, in `home`; a service only sees that it could serve."""
+def follow(shown: Shown, home: Path) -> str:
+    """Run every line as a shell would, in `home`; a service only sees that it could serve. What they said."""
     model = home / "stand-ins"
     model.mkdir()
     there = {"model": vicuna_folder(model), "eagle1": EAGLE1, "eagle3": EAGLE3}
     for name, what in shown.names.items():
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).symlink_to(there[what])
+    said = ""
     starsd = f'starsd() {{ "{sys.executable}" -m starsd_edge "$@"; }}; '
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for line in shown.lines:
@@ -90,13 +95,18 @@ def follow(shown: Shown, home: Path) -> None:
             ["bash", "-c", starsd + command], cwd=home, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{line}: {done.stderr}"
+        said += done.stdout
+    return said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shown", [README, GUIDE, HEADS], ids=lambda shown: shown.document)
 def test_the_commands_of_a_document_make_a_pair_that_drafts(shown: Shown, home: Path) -> None:
     assert len(shown.lines) >= 3
-    follow(shown, home)
+    said = follow(shown, home)
+    assert f"{shown.head}: {shown.kind} head" in said
+    assert "for vicuna-tiny-v1.3, trained on contexts of 2048 tokens" in said
+    assert shown.fits in said
     manifest = Bundle.open(home / shown.bundle).manifest
     assert identity_of(manifest) == read_manifest(home / shown.head).identity
     if manifest.flavour == "tensorrt":

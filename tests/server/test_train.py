@@ -23,7 +23,7 @@ from starsd_server.train.unroll import soft_cross_entropy, unroll, unroll_loss
 from .toy_target import DRAFT_VOCAB, HIDDEN, PROMPT_TOKENS, VOCAB, ToyTarget
 
 SETTINGS = Settings(
-    rows=256, steps=120, unroll=3, warmup=5, cooldown=40, matrix_lr=0.01, average=0.8, dtype=torch.float32
+    rows=256, steps=150, unroll=3, warmup=5, cooldown=40, matrix_lr=0.01, average=0.8, dtype=torch.float32
 )
 CHAIN = TreeShape(depth=3, width=1, size=4)
 
