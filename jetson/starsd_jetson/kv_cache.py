@@ -6,6 +6,8 @@ runs over all of the capacity C, so C grows in small steps, and a long conversat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from starsd_edge.types import Float32Array
@@ -27,19 +29,22 @@ SHRINK_FACTOR = 2
 class KvCache:
     """Buffers by graph input name, and how many rows of them are committed.
 
+    release      called before buffers are replaced: whoever bound them lets go, or the memory is taken twice
     moved_bytes  rows of kept paths that were moved up, in all
     grown_bytes  rows that were copied into buffers of another size, in all
-    allocation   counts up whenever the buffers are new ones and must be bound again
     """
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, release: Callable[[], None]
+    ) -> None:
+        self.release = release
         self.widths = {}
         for layer in range(num_layers):
             self.widths[f"k.{layer}"] = head_dim
             self.widths[f"v.{layer}"] = head_dim + 1
         self.num_kv_heads = num_kv_heads
         self.length = 0
-        self.moved_bytes = self.grown_bytes = self.allocation = 0
+        self.moved_bytes = self.grown_bytes = 0
         self.capacity = GROWTH_ROWS
         self.buffers = {name: self.allocate(width) for name, width in self.widths.items()}
 
@@ -57,7 +62,7 @@ class KvCache:
     def resize(self, rows: int) -> None:
         """New buffers for at least `rows` rows, the committed ones copied into them."""
         self.capacity = -(-rows // GROWTH_ROWS) * GROWTH_ROWS
-        self.allocation += 1
+        self.release()
         for name, width in self.widths.items():
             resized = self.allocate(width)
             resized[:, : self.length] = self.buffers[name][:, : self.length]

@@ -51,9 +51,8 @@ class OnnxTarget(ContextTarget):
         self.session = session
         self.shapes = shapes
         self.group = shapes.num_heads // shapes.num_kv_heads
-        self.cache = KvCache(shapes.num_layers, shapes.num_kv_heads, shapes.head_dim)
-        self.bound_allocation = self.cache.allocation
         self.passes: dict[tuple[int, int], Pass] = {}
+        self.cache = KvCache(shapes.num_layers, shapes.num_kv_heads, shapes.head_dim, self.passes.clear)
         length = granted_len(bundle, max_len)
         spec = TargetSpec(shapes.vocab_size, shapes.feature_size, length, Invariance(bitwise=True))
         super().__init__(spec, self.cache)
@@ -81,9 +80,6 @@ class OnnxTarget(ContextTarget):
 
     def prepare(self, rows: int, logit_rows: int) -> Pass:
         self.cache.reserve(self.cache.length + rows)
-        if self.bound_allocation != self.cache.allocation:
-            self.bound_allocation = self.cache.allocation
-            self.passes.clear()  # they bind the old buffers
         step = self.passes.get((rows, logit_rows))
         if step is None:
             if len(self.passes) >= MAX_PASSES:

@@ -13,33 +13,37 @@ __all__ = ["judge"]
 
 
 def judge(target: Target, tokens: TokenArray, reference: Float32Array) -> Quality:
-    """Compare with the source's logits of the last tokens, float32 [R, V]. Leaves an empty cache."""
-    found = all_logits(target, tokens)[-len(reference) :]
-    following = tokens[len(tokens) - len(reference) + 1 :]
-    return Quality(
-        tokens=len(following),
-        perplexity=perplexity(found[:-1], following),
-        source_perplexity=perplexity(reference[:-1], following),
-        top1_agreement=float((found.argmax(axis=1) == reference.argmax(axis=1)).mean()),
-    )
-
-
-def all_logits(target: Target, tokens: TokenArray) -> Float32Array:
-    """Logits [T, V] of every position, through forwards as large as the target allows."""
+    """Compare with the source's logits of the last tokens, float32 [R, V], through forwards as large as the
+    target allows. Leaves an empty cache."""
+    first = len(tokens) - len(reference)
+    surprise = source_surprise = agreed = 0.0
     target.truncate(0)
-    rows = []
+    if first:
+        target.prefill(tokens[:first])
     while target.kv_len < len(tokens):
         start = target.kv_len
         part = tokens[start : start + target.max_tree_size()]
-        rows.append(target.forward(DraftTree.chain(part.tolist(), start + 1)).logits)
+        found = target.forward(DraftTree.chain(part.tolist(), start + 1)).logits
         target.keep(list(range(len(part))))
+        expected = reference[start - first : start - first + len(part)]
+        following = tokens[start + 1 : start + 1 + len(part)]
+        agreed += float((found.argmax(axis=1) == expected.argmax(axis=1)).sum())
+        surprise += surprise_at(found, following)
+        source_surprise += surprise_at(expected, following)
     target.truncate(0)
-    return np.concatenate(rows)
+    count = max(len(reference) - 1, 1)
+    return Quality(
+        tokens=count,
+        perplexity=float(np.exp(surprise / count)),
+        source_perplexity=float(np.exp(source_surprise / count)),
+        top1_agreement=agreed / len(reference),
+    )
 
 
-def perplexity(logits: Float32Array, following: TokenArray) -> float:
-    """Of the tokens that follow, float32 [T, V] and int32 [T]."""
-    peak = logits.max(axis=1)
-    total = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
-    chosen = logits[np.arange(len(following)), following]
-    return float(np.exp(np.mean(total - chosen)))
+def surprise_at(logits: Float32Array, following: TokenArray) -> float:
+    """Minus the log-likelihood, in all, of the tokens that follow; logits float32 [T, V], the last row's
+    unused where its token is not known."""
+    rows = logits[: len(following)]
+    peak = rows.max(axis=1)
+    total = peak + np.log(np.exp(rows - peak[:, None]).sum(axis=1))
+    return float((total - rows[np.arange(len(following)), following]).sum())
