@@ -70,7 +70,8 @@ def command(
         policy=Policy(scheduler),
     )
     if any(failure.service >= plan.services for failure in plan.failures):
-        raise UsageError(f"--fail: services are numbered from 0 to {plan.services - 1}")
+        stand = "" if plan.services == services else f"{plan.services} stand for {services} here, and "
+        raise UsageError(f"--fail: {stand}services are numbered from 0 to {plan.services - 1}")
     started_s = time.monotonic()
     result = simulate(plan)
     figures = figures_of(plan, result, devices / plan.devices)
