@@ -11,9 +11,8 @@ import msgspec
 
 from starsd_edge.bundle import Manifest
 from starsd_edge.decoding.costs import CostCurve
-from starsd_edge.link.address import draft_address
 from starsd_edge.link.client import RemoteDrafter
-from starsd_edge.link.pins import edge_keys
+from starsd_edge.link.pins import edge_keys, service_address
 from starsd_edge.link.placement import Place
 from starsd_edge.link.sockets import check_private
 from starsd_edge.protocol.features import FeatureDtype
@@ -57,7 +56,7 @@ class DraftService:
 
 
 def find_draft_service(address: str | None, key_folder: Path | None) -> DraftService | None:
-    """The service at `address`, or several, separated by commas; None for None.
+    """The service at `address` (or pinned under that name), or several, with commas; None for None.
 
     Raises UsageError for an address that is none, ConfigError where keys are needed and missing.
     """
@@ -65,7 +64,7 @@ def find_draft_service(address: str | None, key_folder: Path | None) -> DraftSer
         return None
     places: list[Place] = []
     for each in address.split(","):
-        where = draft_address(each.strip())
+        where = service_address(each.strip(), key_folder)
         keys = edge_keys(where, folder=key_folder)
         check_private(where, has_key=keys is not None)
         places.append(Place(where, keys))

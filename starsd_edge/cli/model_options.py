@@ -54,7 +54,7 @@ OPTIONS = (
         "--service",
         metavar="ADDRESS",
         callback=_not_empty,
-        help="Draft service, HOST:PORT; several with commas. None: decode plainly.",
+        help="Draft service: HOST:PORT, or a pinned name; several with commas. None: decode plainly.",
     ),
     click.option(
         "--draft",

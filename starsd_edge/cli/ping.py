@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from starsd_edge.link.address import draft_address
 from starsd_edge.link.ping import Percentiles, PingReport, PingSample, measure_link
-from starsd_edge.link.pins import edge_keys
+from starsd_edge.link.pins import edge_keys, service_address
 
 
 @click.command()
@@ -33,12 +32,13 @@ def command(
     no_upload: bool,
     as_json: bool,
 ) -> None:
-    """Measure the link to the draft service at ADDRESS (HOST, HOST:PORT or tcp://HOST:PORT).
+    """Measure the link to the draft service at ADDRESS (HOST, HOST:PORT or tcp://HOST:PORT; or the name of a
+    service that was pinned with its address).
 
     A ping goes through the service's scheduling loop: it is answered only if the engine turns, and the time
     it waited there is told apart from the time on the line.
     """
-    address = draft_address(service)
+    address = service_address(service, keys)
     report = measure_link(
         address,
         edge_keys(address, service_key, folder=keys),

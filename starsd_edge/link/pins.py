@@ -24,7 +24,7 @@ from starsd_edge.link.keys import (
 )
 from starsd_edge.link.sockets import EdgeKeys, is_local
 
-__all__ = ["Pin", "edge_keys", "pin_service", "pinned_services"]
+__all__ = ["Pin", "edge_keys", "pin_service", "pinned_services", "service_address"]
 
 SUFFIX = ".pub"
 DEVICE_KEY, SERVICE_KEY = "device.key", "service.key"  # in the keys folder
@@ -67,6 +67,15 @@ def read_pin(path: Path) -> Pin:
         return Pin(path.name.removesuffix(SUFFIX), parse_public(lines[0]), lines[1] if len(lines) > 1 else "")
     except (OSError, UnicodeDecodeError, IndexError, ConfigError) as error:
         raise ConfigError(f"{path}: holds no public key ({error})") from None
+
+
+def service_address(service: str, folder: Path | None = None) -> str:
+    """Where a service drafts that is given by address, or by the name that it was pinned under with one.
+
+    Raises UsageError for an address that is none.
+    """
+    pins = pinned_services(folder or key_dir())
+    return draft_address(next((pin.address for pin in pins if pin.name == service and pin.address), service))
 
 
 def edge_keys(address: str, service_key: str | None = None, folder: Path | None = None) -> EdgeKeys | None:

@@ -14,6 +14,7 @@ from starsd_edge.cli.ping import command
 from starsd_edge.errors import AuthenticationError, ConfigError, StarSDError, UnreachableError
 from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.ping import BANDWIDTH_PINGS
+from starsd_edge.link.pins import Pin, pin_service
 from starsd_edge.protocol.limits import MAX_PING_PADDING_BYTES
 from tests.core.link.loopback import LoopbackService
 
@@ -70,6 +71,17 @@ def test_an_encrypted_service_is_pinged_with_the_devices_key(folder: Path) -> No
             ping(service.address, "--service-key", KeyPair.generate("x").key.public)
         with pytest.raises(ConfigError, match="key is not known here"):
             ping(service.address)
+    finally:
+        service.stop()
+
+
+def test_a_service_is_pinged_by_the_name_it_is_pinned_under(folder: Path) -> None:
+    server, device = KeyPair.generate("service"), KeyPair.generate("device")
+    device.save(folder / "device.key")
+    service = LoopbackService(server, {device.key.public: "jet1"}.get)
+    try:
+        pin_service(folder, Pin("desk", server.key.public, service.address))
+        assert "0 of 3 lost" in ping("desk")
     finally:
         service.stop()
 
