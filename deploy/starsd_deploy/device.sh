@@ -258,7 +258,10 @@ switch() { # switch ID
     note "switch" "$1"
 }
 
-note() { printf '{"event": "%s", "release": "%s", "by": %s}\n' "$1" "$2" "$(cat "$root/lease/holder" 2>/dev/null || echo null)" >>"$root/releases.log"; }
+note() { # note EVENT RELEASE: one line of JSON
+    by=$(cat "$root/lease/holder" 2>/dev/null || echo null)
+    printf '{"at": "%s", "event": "%s", "release": "%s", "by": %s}\n' "$(date -u +%FT%TZ)" "$1" "$2" "$by" >>"$root/releases.log"
+}
 
 shim() { # the command for people who log in: always the current release's
     put "$root/bin/starsd" 700 <<EOF

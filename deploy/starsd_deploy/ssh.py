@@ -42,7 +42,6 @@ __all__ = ["CLOSING_S", "Completed", "Connection", "NoChannelError", "PasswordPr
 
 # GCM first: on hosts without hardware AES both are slow, elsewhere it is a third faster than CTR plus HMAC.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
-KEEPALIVE_S = 10
 # The kernel gives a peer up that has not acknowledged for this long: a pulled cable ends in an error.
 TCP_USER_TIMEOUT_MS = 30_000
 COMMAND_TIMEOUT_S = 120.0
@@ -303,7 +302,7 @@ def _handshake(transport: paramiko.Transport, hop: Hop) -> None:
     kinds = known_kinds(texts, name)
     preferred = [kind for kind in security.key_types if _family(kind) in {_family(k) for k in kinds}]
     security.key_types = preferred + [kind for kind in security.key_types if kind not in preferred]
-    transport.set_keepalive(KEEPALIVE_S)
+    transport.set_keepalive(hop.keepalive_s)
     transport.banner_timeout = transport.auth_timeout = max(hop.timeout_s, SLOW_LOGIN_S)
     try:
         transport.start_client(timeout=hop.timeout_s)
@@ -401,7 +400,11 @@ def _keys(
             yield f"agent key {key.get_name()}", key
     for path in hop.identities:
         try:
-            yield path, paramiko.PKey.from_path(path)
+            own = paramiko.PKey.from_path(path)  # with the certificate beside it, `<path>-cert.pub`
+            yield path, own
+            if own.public_blob is not None:
+                own.public_blob = None
+                yield f"{path} (without its certificate)", own
         except (paramiko.PasswordRequiredException, TypeError):  # TypeError comes from cryptography
             if any(key.asbytes() == _public_blob(path) for key in held):
                 continue

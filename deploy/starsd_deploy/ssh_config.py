@@ -1,8 +1,9 @@
 """From a name to a route: which hops to take, as whom, with which keys; ~/.ssh/config is honoured.
 
 Honoured: Host and Match patterns, HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent,
-ProxyJump over any number of hops, ProxyCommand, ConnectTimeout, UserKnownHostsFile, GlobalKnownHostsFile,
-HostKeyAlias, StrictHostKeyChecking. The inventory's own values win over the file's.
+ProxyJump over any number of hops, ProxyCommand, ConnectTimeout, ServerAliveInterval, UserKnownHostsFile,
+GlobalKnownHostsFile, HostKeyAlias, StrictHostKeyChecking; a certificate beside its key is used. The
+inventory's own values win over the file's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starsd_edge.errors import ConfigError
 __all__ = ["Hop", "Route", "SshFiles", "load_ssh_files", "route_to"]
 
 CONNECT_TIMEOUT_S = 15.0  # a board on Wi-Fi answers within two; hops without a timeout have hung for minutes
+KEEPALIVE_S = 10  # a lost connection is noticed soon after, also by who waits for a long command
 MAX_HOPS = 8  # a ProxyJump loop ends here
 
 
@@ -47,6 +49,7 @@ class Hop:
     accept_new: bool = True
     host_key_pin: str = ""
     timeout_s: float = CONNECT_TIMEOUT_S
+    keepalive_s: int = KEEPALIVE_S
     proxy_command: str = ""
 
 
@@ -154,6 +157,8 @@ def _hop(name: str, files: SshFiles) -> Hop:
         timeout_s=float(
             _number(options.get("connecttimeout", int(CONNECT_TIMEOUT_S)), name, "ConnectTimeout")
         ),
+        keepalive_s=_number(options.get("serveraliveinterval", 0), name, "ServerAliveInterval")
+        or KEEPALIVE_S,
         proxy_command="" if options.get("proxycommand") in (None, "none") else str(options["proxycommand"]),
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import shutil
 import socket
 import threading
@@ -107,6 +109,13 @@ def test_bare_device_serves_and_second_apply_does_nothing(
     settings = (board.root / "current" / "config" / "config.toml").read_text()
     assert f'bundle = "{board.root}/current/bundle/bundle-x"' in settings
     assert (board.root / "current" / "bundle" / "bundle-x" / "manifest.json").is_file()
+    log = [json.loads(line) for line in (board.root / "releases.log").read_text().splitlines()]
+    assert [(entry["event"], entry["release"]) for entry in log] == [
+        ("switch", plan.release),
+        ("confirm", plan.release),
+    ]
+    assert all(entry["by"] == {"who": "test@desk", "doing": "apply"} for entry in log)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", entry["at"]) for entry in log)
     secret = board.root / "keys" / "device.key"
     assert secret.stat().st_mode & 0o777 == 0o600
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 
 from starsd_deploy.known_hosts import HostKey, fingerprint
 from starsd_deploy.ssh import connect
-from starsd_deploy.ssh_config import Route, SshFiles, load_ssh_files, route_to
+from starsd_deploy.ssh_config import KEEPALIVE_S, Route, SshFiles, load_ssh_files, route_to
 from starsd_edge.errors import AuthenticationError, ConfigError, DeployError, UnreachableError
-from tests.deploy.loopback import LoopbackDevice
+from tests.deploy.loopback import INTERNAL_SFTP, LoopbackDevice
 
 
 def one_hop(board: LoopbackDevice, **changes: object) -> Route:
@@ -104,6 +105,35 @@ def test_key_that_is_not_accepted_names_what_was_tried(board: LoopbackDevice) ->
         board.connect()
 
 
+def sign(board: LoopbackDevice, authority: Path, *words: str) -> None:
+    """A certificate beside the user's key."""
+    command = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", *words]
+    subprocess.run([*command, str(board.home / "id_ed25519.pub")], check=True, capture_output=True)
+
+
+def test_certificate_beside_the_key_logs_in(tmp_path: Path) -> None:
+    """The device knows the authority and no key of ours."""
+    authority = tmp_path / "authority"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(authority)], check=True)
+    trusting = f"{INTERNAL_SFTP}\nTrustedUserCAKeys {authority}.pub"
+    board = LoopbackDevice(tmp_path / "board", subsystem=trusting)
+    try:
+        (board.home / "authorized_keys").write_text("")
+        with pytest.raises(AuthenticationError):
+            board.connect()
+        sign(board, authority, "-n", getpass.getuser())
+        board.connect().close()
+    finally:
+        board.close()
+
+
+def test_key_is_tried_without_a_certificate_that_nobody_knows(board: LoopbackDevice, tmp_path: Path) -> None:
+    authority = tmp_path / "authority"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(authority)], check=True)
+    sign(board, authority, "-n", "somebody")
+    board.connect().close()
+
+
 def test_key_with_a_passphrase_asks_for_it(board: LoopbackDevice) -> None:
     path = board.home / "id_ed25519"
     command = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "opensesame", "-f", str(path)]
@@ -171,6 +201,7 @@ Host nano*
     IdentityFile ~/.ssh/fleet
     IdentityAgent none
     ConnectTimeout 7
+    ServerAliveInterval 25
     UserKnownHostsFile ~/.ssh/fleet_hosts ~/.ssh/more
     StrictHostKeyChecking yes
 Host loop
@@ -191,7 +222,8 @@ def test_config_decides_hops_users_keys_and_files(files: SshFiles, board: Loopba
     assert (second.host, second.port, second.user) == ("10.0.0.2", 2222, "mid")
     assert (last.host, last.port, last.user, last.timeout_s) == ("nano1.lan", 22, "edge", 7.0)
     assert last.identities == ("/keys/own", str(Path.home() / ".ssh/fleet"))
-    assert (last.agent_socket, last.accept_new) == ("", False)
+    assert (last.agent_socket, last.accept_new, last.keepalive_s) == ("", False, 25)
+    assert first.keepalive_s == KEEPALIVE_S
     assert [Path(path).name for path in last.known_hosts[:2]] == ["fleet_hosts", "more"]
 
 
