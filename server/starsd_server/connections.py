@@ -19,6 +19,7 @@ from starsd_edge.link.sockets import SyncSocket, monitor_event
 __all__ = ["MAX_CONNECTIONS", "Connections"]
 
 MAX_CONNECTIONS = 64  # of one key: a device's few programs, their reconnects, and watchers, many times over
+MAX_EVENTS_A_LOOK = 10_000  # strangers who connect without end must not keep others waiting to be let in
 MONITOR_ADDRESS = "inproc://connections-{}"
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
@@ -70,7 +71,9 @@ class Connections:
         """Take in what happened. Called now and then: what is not taken in piles up."""
         spoken = len(self._spoken)  # before the monitors, which so have told of these descriptors
         for monitor in self._monitors:
-            while monitor.poll(0):
+            for _ in range(MAX_EVENTS_A_LOOK):
+                if not monitor.poll(0):
+                    break
                 self._note(*monitor_event(monitor.recv_multipart()))
         for _ in range(spoken):
             self._know(*self._spoken.popleft())
