@@ -159,9 +159,11 @@ def gguf_byte_level(source: GgufSource, tokens: list[str], kinds: list[int]) -> 
     merges = [tuple(merge.split(" ", 1)) for merge in source.field("tokenizer.ggml.merges", [])]
     vocabulary = {token: index for index, token in enumerate(tokens)}
 
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
-    )
+    try:
+        model = tokenizers.models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
+    except Exception as error:  # the package raises no class of its own
+        raise BundleError(f"{source.path}: its tokenizer is damaged ({error})") from error
+    tokenizer = tokenizers.Tokenizer(model)
     if pre == "qwen2":
         tokenizer.normalizer = tokenizers.normalizers.NFC()
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre](tokenizers)

@@ -29,9 +29,12 @@ def write_gguf(
     architecture: str = "llama",
     pieces: list[Piece] | None = None,
     name: str | None = None,
+    prepend: bool = True,
+    rope_factors: np.ndarray | None = None,
 ) -> Path:
     """The Hugging Face model in `folder` as a GGUF file, matrices stored as `kind`; with `pieces` its
-    tokenizer is SentencePiece's, else a byte-level one of few tokens."""
+    tokenizer is SentencePiece's, else a byte-level one of few tokens. `rope_factors` float32 [dim / 2]: what
+    every frequency is divided by."""
     source = open_source(folder)
     shape = source.shape
     writer = gguf.GGUFWriter(path, architecture)
@@ -46,7 +49,9 @@ def write_gguf(
     writer.add_key_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_theta)
-    add_byte_level(writer) if pieces is None else add_sentencepiece(writer, pieces)
+    add_byte_level(writer) if pieces is None else add_sentencepiece(writer, pieces, prepend)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     names = dict(GGUF_MODEL_NAMES)
     for layer in range(shape.num_layers):
         for name, short in GGUF_LAYER_NAMES.items():
@@ -79,13 +84,15 @@ def add_byte_level(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(2)
 
 
-def add_sentencepiece(writer: gguf.GGUFWriter, pieces: list[Piece]) -> None:
+def add_sentencepiece(writer: gguf.GGUFWriter, pieces: list[Piece], prepend: bool) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list([piece.text for piece in pieces])
     writer.add_token_scores([piece.score for piece in pieces])
     writer.add_token_types([piece.kind for piece in pieces])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if not prepend:
+        writer.add_add_space_prefix(False)
 
 
 def sentencepiece_model(pieces: list[Piece]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,11 @@ import numpy as np
 import pytest
 
 from starsd_edge.errors import BundleError
+from starsd_jetson.export import ExportSettings, export
+from starsd_jetson.graph.shape import RopeScaling
 from starsd_jetson.graph.sources import GGUF_LAYER_NAMES, open_source
+from starsd_jetson.onnx_target import OnnxTarget
+from starsd_jetson.sentencepiece import Piece
 from tests.jetson.gguf_files import write_gguf
 
 Kind = gguf.GGMLQuantizationType
@@ -65,6 +70,41 @@ def test_qwen_files_keep_their_rotary_order(
     assert found.shape == original.shape
     name = "model.layers.0.self_attn.q_proj.weight"
     np.testing.assert_array_equal(found.tensor(name), original.tensor(name))
+
+
+def test_a_gguf_file_of_llama_3_1_keeps_its_stretched_frequencies(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """llama.cpp's converter writes Llama 3.1's scaling out as one divisor a frequency (rope_freqs.weight)."""
+    folder = tiny("llama 3.1").folder
+    original = open_source(folder)
+    scaling, half = original.shape.rope_scaling, original.shape.head_dim // 2
+    assert scaling is not None
+    factors = []
+    for index in range(half):
+        wave = 2 * math.pi * original.shape.rope_theta ** (index / half)
+        turns = scaling.original_max_len / wave
+        if turns > scaling.high_freq_factor:
+            factors.append(1.0)
+        elif turns < scaling.low_freq_factor:
+            factors.append(scaling.factor)
+        else:
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            smooth = (turns - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / scaling.factor + smooth))
+    assert len({*factors}) > 2  # short waves, long ones and what lies between
+    letters = [Piece(chr(code), 0.0, 1) for code in range(33, 127)]
+    pieces = [Piece("<unk>", 0.0, 2), Piece("<s>", 0.0, 3), Piece("</s>", 0.0, 3), *letters]
+    file = write_gguf(folder, tmp_path / "m.gguf", pieces=pieces, rope_factors=np.array(factors, np.float32))
+    found = open_source(file)
+    assert found.shape.rope_scaling == RopeScaling("factors", factors=tuple(np.float32(factors).tolist()))
+    np.testing.assert_allclose(found.shape.rope_frequencies(), original.shape.rope_frequencies(), rtol=1e-6)
+    logits = []
+    for name, source in (("folder", folder), ("file", file)):
+        settings = ExportSettings(quant="fp32", chat_template="none")
+        target = OnnxTarget.load(export(source, tmp_path / name, settings))
+        logits.append(target.prefill(np.arange(3, 103, dtype=np.int32)).logits)
+    np.testing.assert_allclose(*logits, atol=2e-4)
 
 
 def export_gguf(path: Path, out: Path) -> subprocess.CompletedProcess[str]:

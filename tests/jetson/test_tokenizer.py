@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import random
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 from tokenizers import Tokenizer
 
 from starsd_edge.errors import BundleError
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_jetson import embedded
 from starsd_jetson.graph.sources import open_source
+from starsd_jetson.sample_text import CALIBRATION, HELD_OUT
 from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
 from starsd_jetson.tokenizer import read_text_settings
 from tests.jetson.gguf_files import sentencepiece_model, write_gguf
 
+BYTE = 6  # kind of a piece that stands for one byte
 TEXTS = [
     "Hello, world!",
     "  two spaces,\ttab\r\n\r\nlines   \n",
@@ -63,6 +69,77 @@ def test_sentencepiece_merges_the_best_scored_pair_first(tmp_path: Path) -> None
     assert tokenizer.decode(tokenizer.encode("abc é ab").ids) == "abc é ab"
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["space before a text", "no space"])
+def trained(request: pytest.FixtureRequest) -> Trained:
+    """A vocabulary as Llama 2's was trained: BPE, digits one by one, bytes for what no piece covers."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter((CALIBRATION + HELD_OUT).splitlines()),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=800,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        split_digits=True,
+        add_dummy_prefix=request.param,
+        minloglevel=2,
+    )
+    return Trained(model.getvalue(), request.param)
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: bytes
+    prepend: bool
+
+    def pieces(self, folder: Path) -> list[Piece]:
+        (folder / "tokenizer.model").write_bytes(self.model)
+        return read_pieces(folder / "tokenizer.model")
+
+
+def many_texts() -> list[str]:
+    """Sentences, and what nobody would write: runs of spaces, controls, letters of other scripts."""
+    rng = random.Random(0)
+    letters = "abcdefghij etaoin shrdlu ETAOIN 0123456789 .,;:!?'\"()\n\t\r  éüß你好🙂한\u00a0\u200d▁<|>\0"
+    noise = ("".join(rng.choices(letters, k=rng.randrange(1, 40))) for _ in range(1000))
+    return [*TEXTS, " ", "   ", " lead", "trail  ", "▁", *HELD_OUT.splitlines(), *noise]
+
+
+def test_a_trained_vocabulary_gives_the_ids_and_texts_of_sentencepiece(
+    trained: Trained, tmp_path: Path
+) -> None:
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=trained.model)
+    pieces = trained.pieces(tmp_path)
+    ours = Tokenizer.from_str(sentencepiece_json(pieces, prepend=trained.prepend))
+    fallen_back = 0
+    for text in many_texts():
+        ids = theirs.encode(text)
+        assert ids == ours.encode(text, add_special_tokens=False).ids, text
+        assert theirs.decode(ids) == ours.decode(ids), text
+        fallen_back += sum(pieces[token].kind == BYTE for token in ids)
+    assert fallen_back > 1000
+
+
+def test_a_gguf_file_with_sentencepiece_s_vocabulary_gives_the_same_ids(
+    trained: Trained, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=trained.model)
+    file = write_gguf(
+        tiny("llama grouped").folder,
+        tmp_path / "model.gguf",
+        pieces=trained.pieces(tmp_path),
+        prepend=trained.prepend,
+    )
+    settings = read_text_settings(open_source(file))
+    ours = Tokenizer.from_str(settings.tokenizer_json)
+    for text in many_texts():
+        assert theirs.encode(text) == ours.encode(text, add_special_tokens=False).ids, text
+    assert (settings.bos_token, settings.add_bos, settings.stop_tokens) == (1, True, (2,))
+    assert ours.encode("a").ids[0] == settings.bos_token
+
+
 @pytest.mark.parametrize(
     ("name", "file", "template"),
     [
@@ -87,3 +164,12 @@ def test_a_damaged_sentencepiece_model_is_named(data: bytes, tmp_path: Path) -> 
     path.write_bytes(data)
     with pytest.raises(BundleError, match=r"tokenizer\.model"):
         read_pieces(path)
+
+
+def test_merges_of_tokens_that_are_not_there_are_a_damaged_file(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """The file that the tests write has few tokens, and more merges than those make."""
+    source = open_source(write_gguf(tiny("llama grouped").folder, tmp_path / "model.gguf"))
+    with pytest.raises(BundleError, match=r"model\.gguf: its tokenizer is damaged"):
+        read_text_settings(source)
