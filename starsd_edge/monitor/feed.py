@@ -20,6 +20,7 @@ from typing import Protocol
 import zmq
 
 from starsd_edge.errors import RemoteProtocolError, UsageError
+from starsd_edge.link.diagnose import FULL_STATUS
 from starsd_edge.link.sockets import is_local, make_context, monitor_event
 from starsd_edge.monitor.endpoints import tcp_address
 from starsd_edge.monitor.link_state import Link, LinkEvent, LinkState, after
@@ -185,6 +186,8 @@ class Watch:
             )
             if name == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self.note(self._what_broke(value), now_s)
+            elif name == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == FULL_STATUS:
+                self.note(LinkEvent.KEY_FULL, now_s)
             elif name in EVENTS:
                 self.note(EVENTS[name], now_s)
 
@@ -254,7 +257,7 @@ EVENTS: dict[int, LinkEvent] = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkEvent.HANDSHAKE_MISFIT,
     zmq.EVENT_DISCONNECTED: LinkEvent.DISCONNECTED,
 }
-GIVEN_UP = (LinkState.UNKNOWN_KEY, LinkState.NOT_ENCRYPTED, LinkState.OTHER_PROGRAM)
+GIVEN_UP = (LinkState.UNKNOWN_KEY, LinkState.TOO_MANY, LinkState.NOT_ENCRYPTED, LinkState.OTHER_PROGRAM)
 CONNECTED = (LinkState.UP, LinkState.OTHER_SERVICE, *GIVEN_UP)
 
 

@@ -23,6 +23,7 @@ class LinkState(enum.Enum):
     CONNECTING = "connecting"
     UP = "up"
     UNKNOWN_KEY = "wrong key"  # the service does not know ours
+    TOO_MANY = "too many"  # connections of ours
     OTHER_SERVICE = "wrong service key"  # theirs is not the one we pinned
     NOT_ENCRYPTED = "no encryption"
     OTHER_PROGRAM = "other program"  # what answers there publishes no snapshots
@@ -36,6 +37,7 @@ ADVICE = {
     LinkState.CONNECTING: "",
     LinkState.UP: "",
     LinkState.UNKNOWN_KEY: "the service does not trust this key: add it there with starsd keys trust",
+    LinkState.TOO_MANY: "this key has as many connections there as it may: end programs that hold them",
     LinkState.OTHER_SERVICE: "it has another key than is known here: compare with keys show --name service",
     LinkState.NOT_ENCRYPTED: "one end has keys and the other none: starsd keys pin, or --keys of the service",
     LinkState.OTHER_PROGRAM: "what answers there is no monitor's port: it is one above the draft service's",
@@ -52,6 +54,7 @@ class LinkEvent(enum.Enum):
     RETRYING = enum.auto()
     HANDSHAKE_DONE = enum.auto()
     KEY_DENIED = enum.auto()  # ZAP answered 400
+    KEY_FULL = enum.auto()  # ZAP answered 500
     HANDSHAKE_BROKEN = enum.auto()  # closed without a word
     HANDSHAKE_TIMED_OUT = enum.auto()  # the kernel took the connection, the program never answered
     HANDSHAKE_MISFIT = enum.auto()
@@ -81,6 +84,7 @@ class Link:
 LEADS_TO = {
     LinkEvent.HANDSHAKE_DONE: LinkState.CONNECTING,
     LinkEvent.KEY_DENIED: LinkState.UNKNOWN_KEY,
+    LinkEvent.KEY_FULL: LinkState.TOO_MANY,
     LinkEvent.HANDSHAKE_BROKEN: LinkState.OTHER_SERVICE,
     LinkEvent.HANDSHAKE_TIMED_OUT: LinkState.HUNG,
     LinkEvent.HANDSHAKE_MISFIT: LinkState.NOT_ENCRYPTED,
@@ -94,6 +98,7 @@ LEADS_TO = {
 # What these say about the reason must not be hidden by the disconnect that follows, or by the next attempt.
 KNOWN_REASON = (
     LinkState.UNKNOWN_KEY,
+    LinkState.TOO_MANY,
     LinkState.OTHER_SERVICE,
     LinkState.NOT_ENCRYPTED,
     LinkState.OTHER_PROGRAM,
