@@ -14,12 +14,12 @@ from starsd_edge.types import Float64Array
 __all__ = ["LARGEST_TREE", "Asking"]
 
 LARGEST_TREE = 64  # no device gains from more, and EAGLE drafts 60
-SMALLEST_REQUEST = 4
+SMALLEST_REQUEST = 2
 # What trees of each size are worth is an average over about the last 20; before FIRST_TREES have come, and
 # every so many trees, it is looked beyond the size that suits.
 SMOOTHING = 0.05
 FIRST_TREES = 4
-LOOK_BEYOND = 16
+LOOK_BEYOND = 32
 ROOM_TO_GROW = 2  # times as many nodes then, and always where answers are not waited for
 
 
@@ -30,7 +30,6 @@ class Asking:
         self._worth: Float64Array = np.zeros(LARGEST_TREE)  # tokens, less what verifying them costs
         self._steps: Float64Array = np.zeros(LARGEST_TREE)  # of the drafter
         self._step_s = 0.0
-        self.draft_s = 0.0  # of the trees that came
         self._trees = 0
 
     def learn(self, draft: Draft, p: Float64Array, costs_s: Float64Array, rate: float) -> None:
@@ -51,25 +50,28 @@ class Asking:
             average[:count] += weight * (values - average[:count])
             average[count:] += average[count - 1] - change
         if draft.draft_s > 0.0:
-            weight = weight if self.draft_s else 1.0
-            self.draft_s += weight * (draft.draft_s - self.draft_s)
-            self._step_s += weight * (draft.draft_s / max(1, int(steps[-1])) - self._step_s)
+            step_s = draft.draft_s / max(1, int(steps[-1]))
+            self._step_s += (weight if self._step_s else 1.0) * (step_s - self._step_s)
 
-    def size(self, suits: int, rate: float, spare_s: float) -> int:
-        """Nodes to ask for.
+    def takes_s(self, size: int) -> float:
+        """What drafting that many nodes takes."""
+        return self._step_s * float(self._steps[min(size, LARGEST_TREE) - 1])
 
-        suits    how many have been worth verifying of late, of those that came
-        rate     what a second is worth, in tokens
-        spare_s  how long drafting may take before something else fills the time; 0: nobody waits for trees
-        """
+    def best(self, rate: float) -> int:
+        """The size that is worth the most where its steps are waited for."""
+        worth = self._worth - rate * self._step_s * self._steps
+        return SMALLEST_REQUEST + int(np.argmax(worth[SMALLEST_REQUEST - 1 :]))
+
+    def size(self, suits: int, rate: float, *, waiting: bool) -> int:
+        """Nodes to ask for. `suits`: how many have been worth verifying of late, of those that came;
+        `waiting`: whether their steps are waited for."""
         if self._trees < FIRST_TREES:
             return LARGEST_TREE
-        roomy = ROOM_TO_GROW * suits
-        steps_s = self._step_s * self._steps
-        best = int(np.argmax(self._worth - rate * steps_s))
-        if steps_s[best] >= spare_s:
-            return _within(roomy)
-        return _within(max(best + 1, roomy) if self._trees % LOOK_BEYOND == 0 else best + 1)
+        roomy = _within(ROOM_TO_GROW * suits)
+        if not waiting:
+            return roomy
+        best = self.best(rate)
+        return max(best, roomy) if self._trees % LOOK_BEYOND == 0 else best
 
 
 def _within(size: int) -> int:

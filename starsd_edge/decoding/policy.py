@@ -230,7 +230,7 @@ class AdaptivePolicy:
     def hints(self) -> RoundHints:
         record = self._current
         return RoundHints(
-            max_nodes=record.request(self._alone_s),
+            max_nodes=record.request,
             num_accepted=record.last_accepted,
             verify_nodes=record.typical.size,
             verify_s=record.typical.verify_s,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,22 +56,19 @@ class DrafterRecord:
         self.drafting = True
         self.look_tokens = FIRST_LOOK_TOKENS  # rows held at which to look, while off
         self.last_accepted = 0
-        self._ages_s: deque[float] = deque(maxlen=NUM_AGES)
+        self.last_age_s = 0.0
+        self._answers: deque[_Answer] = deque(maxlen=NUM_AGES)
+        self._ages_s: Float64Array = np.empty(0)  # what answers would have taken, asked for as now
+        self._at_once = True  # trees are asked for that come soon
         self._only_the_prompts = False  # it is longer than the next ones will be, and better than nothing
         self._plan_due = 0  # rounds until the plan is made anew
         self._trial = Trial()
         self._needed_gain = START_GAIN  # to switch drafting on
 
     @property
-    def last_age_s(self) -> float:
-        return self._ages_s[-1] if self._ages_s else 0.0
-
-    def request(self, alone_s: float) -> int:
-        """Nodes to ask for. Where an answer takes longer than a step, a step hides what drafting takes."""
-        spare_s = 0.0
-        if self.plan.until_s and self.plan.until_s[0] > 0.0:
-            spare_s = alone_s - (float(np.mean(self._ages_s)) - self.asking.draft_s)
-        return self.asking.size(self.typical.size, self.plan.rate, spare_s)
+    def request(self) -> int:
+        """Nodes to ask for."""
+        return self.asking.size(self.typical.size, self.plan.rate, waiting=self._at_once)
 
     def patience_s(self, elapsed_s: float, behind: int, alone_s: float) -> float:
         """How long to wait for a tree whose update left `elapsed_s` ago, `behind` tokens ago."""
@@ -84,8 +82,7 @@ class DrafterRecord:
         """Whether to wait for the tree under way rather than verify what is at hand, which would bring
         `tokens` in `seconds` and leave the other tree as many tokens behind."""
         survival = self.typical.survival[behind:]
-        ages_s = np.array(self._ages_s)
-        left_s = ages_s[ages_s > elapsed_s] - elapsed_s
+        left_s = self._ages_s[self._ages_s > elapsed_s] - elapsed_s
         if len(survival) < 2 or survival[0] <= 0.0 or len(left_s) == 0:
             return False
         survival = survival / survival[0]
@@ -97,18 +94,21 @@ class DrafterRecord:
 
     def arrived(self, draft: Draft, costs_s: Float64Array, alone_s: float) -> None:
         """Note what to expect of the next tree, and whether that pays."""
-        if self._only_the_prompts:
-            self._ages_s.clear()
-        if not draft.with_prompt or not self._ages_s:
-            self._ages_s.append(draft.age_s)
-            self._only_the_prompts = draft.with_prompt
         p = self.acceptance.node_probabilities(draft)
         rate = max(self.plan.rate, 1.0 / alone_s)
         self.asking.learn(draft, p, costs_s, rate)
+        if self._only_the_prompts:
+            self._answers.clear()
+        if not draft.with_prompt or not self._answers:
+            usual_s = self.asking.takes_s(len(draft.tree))
+            share = draft.draft_s / usual_s if usual_s > 0.0 else 0.0
+            self._answers.append(_Answer(max(0.0, draft.age_s - draft.draft_s), share))
+            self._only_the_prompts = draft.with_prompt
+        self.last_age_s = draft.age_s
         nodes = worthwhile(p, costs_s, rate)
         survival: Float64Array = np.bincount(draft.tree.depths[nodes], p[nodes]).astype(np.float64)
         self.typical.add(survival, float(costs_s[len(nodes) - 1]), len(nodes))
-        if not self.drafting or self._plan_due <= 0 or len(self._ages_s) in FIRST_PLANS:
+        if not self.drafting or self._plan_due <= 0 or len(self._answers) in FIRST_PLANS:
             self._make_plan(alone_s)
 
     def observe(self, stats: RoundStats, alone_s: float) -> None:
@@ -127,15 +127,36 @@ class DrafterRecord:
 
     def _make_plan(self, alone_s: float) -> None:
         typical = self.typical
-        self.plan = plan_waiting(typical.survival, typical.verify_s, alone_s, np.array(self._ages_s))
+        # Where an answer takes longer than a step, a step is taken meanwhile and hides what drafting takes.
+        soon_s = self.asking.takes_s(self.asking.best(self.plan.rate))
+        self._ages_s = self._ages_with(soon_s)
+        self._at_once = float(self._ages_s.mean()) < alone_s
+        if self._at_once:
+            self.plan = plan_waiting(typical.survival, typical.verify_s, alone_s, self._ages_s)
+            self._at_once = self.plan.until_s[0] > 0.0
+        if not self._at_once:
+            self._ages_s = self._ages_with(self.asking.takes_s(self.request))
+            self.plan = plan_waiting(typical.survival, typical.verify_s, alone_s, self._ages_s)
         self._plan_due = PLAN_ROUNDS
         gain = self.plan.rate * alone_s
         if self.drafting:
-            self.drafting = gain > STOP_GAIN or len(self._ages_s) < LEAST_AGES
+            self.drafting = gain > STOP_GAIN or len(self._answers) < LEAST_AGES
         elif gain > self._needed_gain:
             self.drafting, self._trial, self.look_tokens = True, Trial(), FIRST_LOOK_TOKENS
         else:
             self.look_tokens = min(2 * self.look_tokens, LAST_LOOK_TOKENS)
+
+    def _ages_with(self, draft_s: float) -> Float64Array:
+        """Answer times, had drafting usually taken `draft_s`."""
+        return np.array([answer.other_s + answer.share * draft_s for answer in self._answers])
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What an answer took besides drafting, and its drafting over what such a tree usually takes."""
+
+    other_s: float
+    share: float
 
 
 def worthwhile(p: Float64Array, costs_s: Float64Array, rate: float) -> IndexArray:
