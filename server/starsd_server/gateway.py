@@ -34,9 +34,11 @@ from starsd_edge.protocol.telemetry import GatewaySnapshot, decode_snapshot
 from starsd_server import child
 from starsd_server.config import ServiceConfig
 from starsd_server.ipc import (
+    NOW,
     DeviceLink,
     GatewayState,
     connect_worker_socket,
+    is_readable,
     pack_from_edge,
     pack_revoked,
     pack_state,
@@ -113,12 +115,10 @@ class Gateway:
 
     def _from_edges(self) -> None:
         for _ in range(MESSAGES_AT_ONCE):
-            try:
-                route, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not is_readable(self._router):
                 return
-            arrived_ns = time.monotonic_ns()
-            self._pass_up(route.bytes, frames, arrived_ns)
+            route, *frames = self._router.recv_multipart(NOW, copy=False)
+            self._pass_up(route.bytes, frames, time.monotonic_ns())
 
     def _pass_up(self, route: bytes, parts: list[zmq.Frame], arrived_ns: int) -> None:
         if not parts:
@@ -151,11 +151,9 @@ class Gateway:
 
     def _from_worker(self) -> None:
         for _ in range(MESSAGES_AT_ONCE):
-            try:
-                parts = self._worker.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not is_readable(self._worker):
                 return
-            outgoing = unpack_in_gateway(parts)
+            outgoing = unpack_in_gateway(self._worker.recv_multipart(NOW))
             if isinstance(outgoing, bytes):
                 self._publish(outgoing)
             elif self._peers.may_hear(outgoing.route):

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import zmq
@@ -29,12 +29,14 @@ import zmq
 from starsd_edge.protocol.telemetry import GatewaySnapshot
 
 __all__ = [
+    "NOW",
     "DeviceLink",
     "FromEdge",
     "GatewayState",
     "Revoked",
     "ToEdge",
     "connect_worker_socket",
+    "is_readable",
     "pack_from_edge",
     "pack_revoked",
     "pack_snapshot",
@@ -48,7 +50,9 @@ __all__ = [
 
 MESSAGE, STATE, SNAPSHOT, REVOKED = b"\x01", b"\x02", b"\x03", b"\x04"
 ADDRESS = struct.Struct("<cQBH")  # kind, arrival, lengths of route and device
-NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # pyzmq's own flags are slow to combine
+# pyzmq's own flags are slow to combine
+NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 # Of all edges together; beyond it the gateway says BUSY. A chunk is 256 KiB, so this is 64 MiB at most.
 QUEUE_MESSAGES = 256
 SOCKET_NAME = "engine.sock"
@@ -73,8 +77,7 @@ class GatewayState(msgspec.Struct):
     watched: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FromEdge:
+class FromEdge(NamedTuple):
     """A message of an authenticated device."""
 
     route: bytes
@@ -90,8 +93,9 @@ class Revoked:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToEdge:
+class ToEdge(NamedTuple):
+    """A reply, and the connection it goes to."""
+
     route: bytes
     frames: list[bytes]
 
@@ -131,6 +135,11 @@ def connect_worker_socket(
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.connect(address)
     return socket
+
+
+def is_readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message is there: to ask is quicker than to be told by an exception that there is none."""
+    return bool(int(socket.get(EVENTS)) & READABLE)
 
 
 def send_now(socket: zmq.Socket[bytes], parts: Frames) -> None:

@@ -33,10 +33,12 @@ from starsd_server.emulate.trace import RecordedTrees
 from starsd_server.engine import Engine, StepEngine
 from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest
 from starsd_server.ipc import (
+    NOW,
     FromEdge,
     GatewayState,
     Revoked,
     connect_worker_socket,
+    is_readable,
     pack_snapshot,
     pack_to_edge,
     send_now,
@@ -112,7 +114,7 @@ class Worker:
     def _receive_during_step(self) -> None:
         """An accelerator computes by itself: what comes in meanwhile is received for the next step."""
         while (left_s := self.sessions.left_s()) > 0:
-            if not self._socket.poll(0):
+            if not is_readable(self._socket):
                 select.select([self._socket_fd], [], [], max(0.0, left_s - SPIN_S))
                 continue
             self._receive(1)
@@ -120,11 +122,9 @@ class Worker:
 
     def _receive(self, at_most: int) -> None:
         for _ in range(at_most):
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not is_readable(self._socket):
                 return
-            incoming = unpack_in_worker(parts)
+            incoming = unpack_in_worker(self._socket.recv_multipart(NOW))
             match incoming:
                 case FromEdge():
                     self._take(incoming)
