@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from starsd_edge.cli.model_options import provider_option
+from starsd_edge.cli.model_options import provider_option, quant_option
 from starsd_edge.errors import StarSDError, UsageError
 from starsd_edge.extras import install_hint
 
@@ -70,15 +70,18 @@ MEASURED_CONTEXT = 512  # tokens: more than any measurement needs
     metavar="DIR",
     help="Which one; otherwise that of the settings file, and the embedded one without.",
 )
+@quant_option
 @provider_option
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
-def command(*, measure: bool, bundle: str | None, provider: str | None, as_json: bool) -> None:
+def command(
+    *, measure: bool, bundle: str | None, quant: str | None, provider: str | None, as_json: bool
+) -> None:
     """Tell what this machine can be: target, draft service, deployer. Changes nothing."""
-    if not measure and (bundle or provider):
-        raise UsageError("--bundle and --provider are for what --measure loads: give that, too")
+    if not measure and (bundle or quant or provider):
+        raise UsageError("--bundle, --quant and --provider are for what --measure loads: give that, too")
     findings = list(examine())
     if measure:
-        findings += measured(bundle, provider)
+        findings += measured(bundle, provider, quant)
     if as_json:
         click.echo(json.dumps([{**asdict(f), "grade": f.grade.value} for f in findings]))
         return
@@ -208,15 +211,16 @@ def accelerator(role: str) -> str:
     return f" on {cuda.get_device_name(0)}" if cuda.is_available() else " on the CPU"
 
 
-def measured(bundle: str | None, provider: str | None = None) -> Iterator[Finding]:
-    """Speed of a model here, in the runtime that serves it, and whether trees decide as plain steps do."""
+def measured(bundle: str | None, provider: str | None = None, quant: str | None = None) -> Iterator[Finding]:
+    """Speed of a model here, in the runtime that serves it, and whether trees decide as plain steps do; with
+    `quant` alone, of the embedded one."""
     try:
-        yield from measure_bundle(bundle, provider)
+        yield from measure_bundle(bundle, provider, quant)
     except (ImportError, StarSDError) as error:
         yield Finding("measured", Grade.MISSING, f"{bundle or 'the model'} does not run here: {error}")
 
 
-def measure_bundle(bundle: str | None, provider: str | None) -> Iterator[Finding]:
+def measure_bundle(bundle: str | None, provider: str | None, quant: str | None) -> Iterator[Finding]:
     from starsd_edge.cli.runtime import EMBEDDED, ModelChoice, open_bundle, read_ahead, target_class
     from starsd_edge.config import read_config
     from starsd_edge.decoding.decoder import GUARD_PER_NOISE
@@ -225,7 +229,8 @@ def measure_bundle(bundle: str | None, provider: str | None) -> Iterator[Finding
         click.echo(line, err=True)
 
     calibrate = importlib.import_module("starsd_jetson.calibrate")
-    opened = open_bundle(ModelChoice(bundle or read_config().chat.bundle or EMBEDDED), tell)
+    chosen = bundle or (EMBEDDED if quant else read_config().chat.bundle or EMBEDDED)
+    opened = open_bundle(ModelChoice(chosen, quant), tell)
     runtime = target_class(opened.manifest, provider)
     read_ahead(opened, runtime.files_read(opened), tell)
     target = runtime.load(opened, None, MEASURED_CONTEXT)

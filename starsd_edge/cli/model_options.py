@@ -35,6 +35,10 @@ provider_option = click.option(
     help="Run a bundle made --for tensorrt in ONNX Runtime, on this; without, in TensorRT itself.",
 )
 
+quant_option = click.option(
+    "--quant", metavar="KIND", help="Precision of the embedded model: fp32, fp16, int8 or int4."
+)
+
 OPTIONS = (
     click.option(
         "--bundle",
@@ -42,9 +46,7 @@ OPTIONS = (
         callback=_not_empty,
         help="Bundle to run, or 'embedded' for the small model that comes with this program (the default).",
     ),
-    click.option(
-        "--quant", metavar="KIND", help="Precision of the embedded model: fp32, fp16, int8 or int4."
-    ),
+    quant_option,
     click.option(
         "--threads", type=click.IntRange(1), callback=_few_enough, help="CPU threads of the target."
     ),

@@ -88,6 +88,13 @@ def test_measuring_tells_the_speed_and_whether_trees_are_exact(tmp_path: Path) -
     assert "row-invariant to the bit" in exactness
 
 
+@pytest.mark.model
+def test_the_embedded_model_is_measured_in_the_precision_asked_for() -> None:
+    speed, exactness = measured(None, quant="int4")
+    assert "int4 on onnxruntime: " in speed.found
+    assert re.search("row-invariant|rows differ by", exactness.found)
+
+
 @pytest.fixture(scope="module")
 def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> str:
     settings = ExportSettings(quant="fp16", flavour="tensorrt", chat_template="chatml")
