@@ -31,8 +31,10 @@ def ask(conversation: Conversation, text: str) -> tuple[str, AnswerEnd]:
 
 
 def test_two_turns_of_sense(conversation: Conversation) -> None:
-    said, first = ask(conversation, "What is the capital of France?")
-    assert "Paris" in said
+    """A question that the source is sure of, by a logit at every token: what rounding makes of its near-ties,
+    such as the capital of France, differs by the machine that made the int8 weights."""
+    said, first = ask(conversation, "Tell me the capital of Japan.")
+    assert "Tokyo" in said
     assert FinishReason.STOP is first.reason
     _, second = ask(conversation, "And of Italy? 🙂")
     assert second.figures.cached_tokens >= first.figures.prompt_tokens
