@@ -180,8 +180,10 @@ def test_a_narrowed_tree_has_all_that_was_grown_in_the_order_it_would_have_had(
     case: tuple[list[tuple[np.ndarray, np.ndarray]], GrowthLimits], floors: list[float]
 ) -> None:
     """Of the whole tree it lacks what hangs below rows that were not run, and nothing else; what it has
-    instead comes by falling probability, too."""
-    offers, limits = case
+    instead comes by falling probability, too. A node is offered the same children whichever row it is."""
+    levels, limits = case
+    offers = [(np.repeat(log_probs[:1], len(log_probs), axis=0), tokens) for log_probs, tokens in levels]
+    limits = replace(limits, max_nodes=10_000)  # what comes instead crowds nothing out
     whole = grow(offers, limits).finish()
     growth, depth_of_floor = TreeGrowth(limits), []
     for (log_probs, tokens), floor in zip(offers, floors, strict=False):
