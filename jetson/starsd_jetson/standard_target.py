@@ -78,13 +78,7 @@ class StandardTarget(ContextTarget):
     ) -> TargetOutput:
         start, rows = self.cache.length, len(tokens)
         shapes = self.bundle.manifest.shapes
-        lowest = np.finfo(self.dtype).min  # not -inf: TensorRT's float16 softmax makes NaN of it
-        inputs = {
-            "tokens": tokens.astype(np.int32),
-            "positions": positions.astype(np.int32),
-            "mask": np.where(mask, 0, lowest).astype(self.dtype),
-            "logit_rows": logit_rows.astype(np.int32),
-        }
+        inputs = graph_inputs(tokens, positions, mask, logit_rows, self.dtype)
         outputs = {
             "logits": np.empty((len(logit_rows), shapes.vocab_size), np.float32),
             "features": np.empty((rows, shapes.feature_size), self.dtype),
@@ -99,3 +93,20 @@ class StandardTarget(ContextTarget):
             binding.bind_ortvalue_output(name, share(array))
         self.session.run_with_iobinding(binding)
         return TargetOutput(outputs["logits"], outputs["features"])
+
+
+def graph_inputs(
+    tokens: TokenArray,
+    positions: NDArray[Any],
+    mask: BoolArray,
+    logit_rows: NDArray[np.int64],
+    dtype: np.dtype[Any],
+) -> dict[str, NDArray[Any]]:
+    """What the standard graph reads besides the cache, by name."""
+    lowest = np.finfo(dtype).min  # not -inf: a float16 softmax, TensorRT's among them, makes NaN of it
+    return {
+        "tokens": tokens.astype(np.int32),
+        "positions": positions.astype(np.int32),
+        "mask": np.where(mask, 0, lowest).astype(dtype),
+        "logit_rows": logit_rows.astype(np.int32),
+    }
