@@ -191,8 +191,9 @@ def test_the_container_file_takes_what_the_project_has() -> None:
     packages, *_ = re.findall(r"^packages = (\[\"starsd_edge\".+\])$", project, re.MULTILINE)
     for package in json.loads(packages):
         assert re.search(rf"^COPY ({package}|{package.split('/')[0]}) ", text, re.MULTILINE), package
-    (extra,) = re.findall(r"'\.\[(\w+)\]'", text)
-    assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", text)
+    for extra in extras.split(","):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
     assert not re.search(r"^USER (root|0)", text, re.MULTILINE)
 
 
