@@ -33,7 +33,7 @@ def measure_costs(target: Target, budget_s: float = 2.0, sizes: Sequence[int] = 
     Takes about `budget_s`, more on a device whose MIN_ROUNDS rounds need longer.
     """
     target.truncate(0)
-    target.prefill(probe_tokens(target, PAST_TOKENS))
+    target.prefill(probe_tokens(target, min(PAST_TOKENS, target.spec.max_len // 2)))
     largest = target.max_tree_size()
     sizes = [size for size in sizes if size <= largest]
     trees = [DraftTree.chain(probe_tokens(target, size).tolist(), target.kv_len + 1) for size in sizes]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import click
 from starsd_edge.errors import UsageError
 from starsd_edge.link.address import MONITOR_PORT, is_port, monitor_address, monitor_of
 from starsd_edge.link.keys import key_dir
-from starsd_edge.link.pins import edge_keys, pinned_services
+from starsd_edge.link.pins import edge_keys, is_host, pinned_services
 from starsd_edge.monitor.feed import Feed, Source, WatchKeys, ZmqFeed
 from starsd_edge.monitor.link_state import LinkState
 from starsd_edge.monitor.model import Model, ServiceModel
@@ -248,10 +247,3 @@ def source_of(service: str, folder: Path) -> Source:
         own = edge.own
         watch_keys = WatchKeys(own.key.public.encode(), own.secret.encode(), edge.service.encode())
     return Source(service.removeprefix("tcp://"), endpoint, watch_keys)
-
-
-def is_host(name: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False

@@ -6,10 +6,12 @@ A file holds the key's 40 characters; a second line may name the address it is f
 from __future__ import annotations
 
 import os
+import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from starsd_edge.errors import ConfigError
+from starsd_edge.errors import ConfigError, UsageError
 from starsd_edge.link.address import draft_address, monitor_of
 from starsd_edge.link.diagnose import wants_keys
 from starsd_edge.link.keys import (
@@ -24,9 +26,11 @@ from starsd_edge.link.keys import (
 )
 from starsd_edge.link.sockets import EdgeKeys, is_local
 
-__all__ = ["Pin", "edge_keys", "pin_service", "pinned_services", "service_address"]
+__all__ = ["Pin", "edge_keys", "is_host", "pin_service", "pinned_services", "service_address"]
 
 SUFFIX = ".pub"
+# No address and no domain: a pinned name, or a host of this network.
+BARE_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 DEVICE_KEY, SERVICE_KEY = "device.key", "service.key"  # in the keys folder
 
 
@@ -72,10 +76,22 @@ def read_pin(path: Path) -> Pin:
 def service_address(service: str, folder: Path | None = None) -> str:
     """Where a service drafts that is given by address, or by the name that it was pinned under with one.
 
-    Raises UsageError for an address that is none.
+    Raises UsageError for an address that is none, and for a word that is neither pinned nor a host.
     """
     pins = pinned_services(folder or key_dir())
-    return draft_address(next((pin.address for pin in pins if pin.name == service and pin.address), service))
+    pinned = next((pin.address for pin in pins if pin.name == service and pin.address), None)
+    if pinned is None and BARE_WORD.fullmatch(service) and not is_host(service):
+        known = ", ".join(pin.name for pin in pins if pin.address) or "none"
+        raise UsageError(f"no host is called {service}, and no draft service is pinned as that ({known})")
+    return draft_address(pinned or service)
+
+
+def is_host(name: str) -> bool:
+    """Whether the network knows the name."""
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
 
 
 def edge_keys(address: str, service_key: str | None = None, folder: Path | None = None) -> EdgeKeys | None:

@@ -66,7 +66,12 @@ class TrustStore:
             return False
         keys = [key for name in sorted(seen) if (key := read_device(self.folder / name)) is not None]
         names = {key.previous: key.name for key in keys if key.previous}
-        names.update({key.public: key.name for key in keys})
+        names.update({key.public: key.name for key in reversed(keys)})
+        for key in keys:
+            if names[key.public] != key.name:
+                log.warning(
+                    "%s and %s hold the same key: it is known as the first", names[key.public], key.name
+                )
         self._seen = seen
         self._devices = {key.name: key for key in keys}
         self._names = names  # in one step: others read it meanwhile
@@ -92,22 +97,29 @@ class TrustStore:
         self.refresh()
 
     def revoke(self, name_or_fingerprint: str) -> PublicKey:
-        """Let a device in no more; its live connections end with the service's next look.
+        """Let a device in no more, under whatever names its keys lie here; its live connections end with the
+        service's next look.
 
         Raises UsageError when there is no such device, ConfigError when its file cannot be removed.
         """
         self.refresh()
         for key in self.devices():
             if name_or_fingerprint in (key.name, key.fingerprint):
-                path = self.folder / (check_name(key.name) + SUFFIX)
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise ConfigError(f"{path}: cannot be removed: {error.strerror}") from None
+                for name in self._names_of(key):
+                    path = self.folder / (check_name(name) + SUFFIX)
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError as error:
+                        raise ConfigError(f"{path}: cannot be removed: {error.strerror}") from None
                 self.refresh()
                 return key
         known = ", ".join(key.name for key in self.devices()) or "nobody"
         raise UsageError(f"no device {name_or_fingerprint!r} is trusted; trusted: {known}")
+
+    def _names_of(self, key: PublicKey) -> list[str]:
+        """All whose files let one of its keys in: files are copied by hand, too."""
+        keys = {key.public, key.previous} - {""}
+        return [each.name for each in self.devices() if keys & {each.public, each.previous}]
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from starsd_edge.cli.ping import command
-from starsd_edge.errors import AuthenticationError, ConfigError, StarSDError, UnreachableError
+from starsd_edge.errors import AuthenticationError, ConfigError, StarSDError, UnreachableError, UsageError
 from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.ping import BANDWIDTH_PINGS
 from starsd_edge.link.pins import Pin, pin_service
@@ -84,6 +84,13 @@ def test_a_service_is_pinged_by_the_name_it_is_pinned_under(folder: Path) -> Non
         assert "0 of 3 lost" in ping("desk")
     finally:
         service.stop()
+
+
+def test_a_mistyped_name_is_not_taken_for_an_unknown_key(folder: Path) -> None:
+    KeyPair.generate("device").save(folder / "device.key")
+    pin_service(folder, Pin("desk", KeyPair.generate("service").key.public, "desk.example:7731"))
+    with pytest.raises(UsageError, match=r"no host is called no-such-desk.*\(desk\)"):
+        ping("no-such-desk")
 
 
 def test_a_device_nobody_trusts_is_told_so(folder: Path) -> None:

@@ -132,3 +132,10 @@ def test_costs_are_measured_over_all_sizes_and_leave_no_trace(target: OnnxTarget
 
 def test_measured_invariance_agrees_with_construction(target: OnnxTarget) -> None:
     assert measure_invariance(target) == target.spec.invariance
+
+
+def test_costs_of_a_context_shorter_than_what_is_measured_on(target: OnnxTarget) -> None:
+    short = OnnxTarget(target.bundle, target.session, 64)
+    curve = measure_costs(short, budget_s=0.0)
+    assert curve.sizes[-1] == 32
+    assert short.kv_len == 0

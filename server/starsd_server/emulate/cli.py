@@ -13,6 +13,7 @@ from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
+from starsd_edge.errors import UsageError
 from starsd_edge.protocol.features import FeatureDtype
 from starsd_server.cli_serve import head_sources
 from starsd_server.config import REAL_ENGINE, ServiceConfig
@@ -122,6 +123,8 @@ def command(
     dtype = FeatureDtype[features.upper()]
     if engine != REAL_ENGINE:
         load_engine_profile(engine)
+    elif virtual:
+        raise UsageError("virtual time needs an emulated engine: --engine rtx-4090")
     sources = head_sources((head,) if head else (), (target,) if target else ())
     source = sources[0]
     manifest = read_manifest(Path(source.folder))

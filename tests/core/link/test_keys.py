@@ -199,6 +199,21 @@ def test_a_file_that_goes_while_it_is_looked_for_takes_nobody_along(
     assert ["dev1"] == [key.name for key in trusted.devices()]
 
 
+@pytest.mark.parametrize("by", ["jet1", "kitchen", "fingerprint"])
+def test_a_revoked_key_is_let_in_under_none_of_its_names(
+    trusted: TrustStore, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    device, other = KeyPair.generate("device").key, public("jet2")
+    trusted.trust(other)
+    for name in ("jet1", "kitchen"):
+        (trusted.folder / f"{name}.pub").write_text(device.public)
+    trusted.refresh()
+    assert "jet1 and kitchen hold the same key" in caplog.text
+    trusted.revoke(device.fingerprint if by == "fingerprint" else by)
+    assert trusted.device_of(device.public) is None
+    assert trusted.devices() == [other]
+
+
 def test_a_public_key_copied_by_hand_lets_the_device_in_under_its_files_name(trusted: TrustStore) -> None:
     device = KeyPair.generate("device")
     trusted.folder.mkdir(parents=True, exist_ok=True)
