@@ -45,7 +45,10 @@ class Command:
 
 
 def is_command(line: str) -> bool:
-    """Whether `line` is meant for us: one line, a slash, a letter ("/usr/bin" with more slashes is text)."""
+    """Whether `line` is meant for us: one line, a slash, a letter ("/usr/bin" with more slashes is text); or
+    a word alone that leaves other programs of this kind."""
+    if line.strip() in LEAVING:
+        return True
     word = line.split(maxsplit=1)[0] if line.split() else ""
     return "\n" not in line.strip() and word[:1] == "/" and word[1:].replace("?", "a").isalpha()
 
@@ -85,7 +88,7 @@ def _help(conversation: Conversation, argument: str) -> Outcome:
         ('"""', "begins and ends a text of several lines"),
         ("Ctrl-C", "stops the answer and keeps what was said"),
         ("Ctrl-G", "opens $EDITOR on what you are writing"),
-        ("Ctrl-D", "leaves"),
+        ("Ctrl-D", "leaves; so does exit or quit alone"),
     ]
     return Outcome(tuple(_columns([*rows, *keys])))
 
@@ -219,7 +222,10 @@ COMMANDS: dict[str, Command] = {
     "/draft": Command("on|off", "use the draft service or not", _draft),
     "/bye": Command("", "leave", _bye),
 }
-ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/retry": "/regen"}
+LEAVING = ("exit", "quit")
+ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/retry": "/regen"} | dict.fromkeys(
+    LEAVING, "/bye"
+)
 
 
 def _path(argument: str, usage: str) -> Path:

@@ -6,7 +6,6 @@ how much of it is in its KV cache, so an edit, /regen or /load needs nothing but
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from starsd_edge.chat.status import LinkState, LinkStatus, link_words
 from starsd_edge.decoding.sampling import MAX_SEED
 from starsd_edge.errors import UsageError
 from starsd_edge.text.template import Message, Role
+from starsd_edge.whole_file import save_as
 
 __all__ = ["Conversation"]
 
@@ -91,30 +91,33 @@ class Conversation:
         self._regenerated = 0
 
     def save(self, path: Path) -> None:
-        """Write messages and settings as JSON, in one step: a full disk leaves an older file as it was."""
+        """Write messages and settings as JSON, in one step: a full disk leaves an older file as it was.
+
+        Raises UsageError where no ordinary file can be written.
+        """
         saved = {
             "starsd_chat": FILE_VERSION,
             "model": self.backend.model,
             "settings": {name: show_setting(self.settings, name) for name in SETTINGS},
             "messages": [{"role": m.role.value, "content": m.content} for m in self.messages],
         }
-        part = path.parent / (path.name + ".part")  # "/" has no name
         try:
-            if path.is_dir():
-                raise UsageError(f"cannot save to {path}: it is a folder; name a file in it")
-            part.write_text(json.dumps(saved, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-            part.replace(path)
+            save_as(path, json.dumps(saved, ensure_ascii=False, indent=2) + "\n")
         except (OSError, ValueError) as error:  # a letter that no file can hold, a path that none can have
-            with contextlib.suppress(OSError, ValueError):
-                part.unlink(missing_ok=True)
             raise UsageError(f"cannot save to {path}: {reason_of(error)}") from error
 
     def load(self, path: Path) -> None:
         """Continue a saved conversation with its settings. Raises UsageError for a file that is none."""
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            if path.exists() and not path.is_file():  # a pipe or a device may have no end
+                raise UsageError(f"cannot load {path}: it is no ordinary file")
+            text = path.read_bytes()
+        except (OSError, ValueError) as error:
             raise UsageError(f"cannot load {path}: {reason_of(error)}") from error
+        try:
+            saved = json.loads(text)
+        except (ValueError, RecursionError):
+            saved = None
         messages, settings = _read_saved(saved, path)
         self.clear()
         self.messages = messages

@@ -6,7 +6,6 @@ A secret key never travels. What travels is the public half, and a person compar
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime
 import hashlib
 import json
@@ -24,6 +23,7 @@ from zmq.utils import z85
 
 from starsd_edge.config import config_dir, named_folder
 from starsd_edge.errors import AuthenticationError, ConfigError
+from starsd_edge.whole_file import write_whole
 
 __all__ = [
     "KeyPair",
@@ -242,18 +242,9 @@ def make_folder(path: Path, mode: int) -> None:
 
 def write_atomic(path: Path, text: str, mode: int) -> None:
     """All of it or nothing, on disk before it has its name; never readable by more than `mode` allows."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        # O_EXCL: not through a link somebody left there.
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_whole(path, text, mode)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,9 @@ def asked(conversation: Conversation) -> Conversation:
         (False, "/usr/bin/env is a path"),
         (False, "/help\nme with this"),
         (False, "/ alone"),
+        (True, "exit"),
+        (True, " quit "),
+        (False, "exit the shell how?"),
         (False, ""),
     ],
 )
@@ -68,7 +73,7 @@ def test_help_lists_every_command(conversation: Conversation) -> None:
     assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["/bye", "/exit", "/quit"])
+@pytest.mark.parametrize("name", ["/bye", "/exit", "/quit", "exit", "quit"])
 def test_ways_to_leave(conversation: Conversation, name: str) -> None:
     assert Action.LEAVE is run_command(conversation, name).action
 
@@ -133,6 +138,54 @@ def test_a_failed_save_leaves_the_older_file(conversation: Conversation, tmp_pat
     run_command(conversation, f"/save {file}")
     assert 1 == json.loads(file.read_text())["starsd_chat"]
     assert [file] == list(tmp_path.iterdir())
+
+
+def test_a_new_saved_chat_is_its_users_alone_and_an_older_one_keeps_its_mode(
+    conversation: Conversation, tmp_path: Path
+) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.touch()
+    old.chmod(0o640)
+    for file in (new, old):
+        run_command(asked(conversation), f"/save {file}")
+    assert [0o600, 0o640] == [stat.S_IMODE(file.stat().st_mode) for file in (new, old)]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_saved_through(conversation: Conversation, tmp_path: Path, exists: bool) -> None:
+    """It was destroyed, and the file it named was left as it was."""
+    link, file = tmp_path / "link.json", tmp_path / "file.json"
+    link.symlink_to(file.name)
+    if exists:
+        file.write_text("older")
+    run_command(asked(conversation), f"/save {link}")
+    assert link.is_symlink()
+    assert 1 == json.loads(file.read_text())["starsd_chat"]
+    assert {link, file} == set(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("verb", ["/save", "/load"])
+def test_a_pipe_or_device_is_neither_saved_to_nor_loaded(
+    conversation: Conversation, tmp_path: Path, verb: str
+) -> None:
+    """A device was replaced by a file; a pipe without a writer kept the chat waiting for ever."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for place in (pipe, link):
+        with pytest.raises(UsageError, match="no ordinary file"):
+            run_command(conversation, f"{verb} {place}")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("content", ["# A title", "", "[" * 100_000, "\udcff", "{}"])
+def test_a_file_of_another_kind_is_said_to_be_no_chat(
+    conversation: Conversation, tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "README.md"
+    file.write_text(content, errors="surrogateescape")
+    with pytest.raises(UsageError, match="is not a saved chat of this program"):
+        run_command(conversation, f"/load {file}")
 
 
 def test_statistics_and_views(conversation: Conversation) -> None:
