@@ -10,6 +10,7 @@ import hashlib
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.limits import (
@@ -20,8 +21,9 @@ from starsd_edge.protocol.limits import (
     MAX_NODES,
     MAX_VOCAB_SIZE,
 )
+from starsd_edge.types import Float32Array
 
-__all__ = ["HelloBody", "Identity", "WelcomeBody", "decode_greeting", "encode_greeting"]
+__all__ = ["HelloBody", "Identity", "WelcomeBody", "decode_greeting", "encode_greeting", "projection_hash"]
 
 Name = Annotated[str, msgspec.Meta(max_length=128)]
 Hash = Annotated[str, msgspec.Meta(max_length=128)]
@@ -63,6 +65,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             if field != "target" and mine != theirs:
                 return f"{field} is {shorten(mine)} here and {shorten(theirs)} there"
         return None
+
+
+def projection_hash(projection: Float32Array) -> str:
+    """`Identity.projection` of this matrix [F, layers * H]: sha256 of its rows in little-endian float32."""
+    return hashlib.sha256(np.ascontiguousarray(projection, "<f4").tobytes()).hexdigest()
 
 
 def shorten(value: object) -> str:

@@ -14,6 +14,7 @@ import torch
 from safetensors.numpy import save_file
 
 from starsd_edge.errors import BundleError
+from starsd_edge.protocol.greeting import projection_hash
 from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.graph.sources import open_source
 from starsd_jetson.graph.standard_ops import STANDARD_OPERATORS
@@ -30,12 +31,15 @@ def write_head(folder: Path, model: Path, **changes: Any) -> Path:
     """What `starsd draft convert` leaves of an EAGLE-3 head, as far as an export reads it."""
     folder.mkdir()
     projection = np.random.default_rng(1).standard_normal((WIDTH, len(LAYERS) * HIDDEN)).astype(np.float32)
-    save_file({"fc.weight": projection / HIDDEN**0.5}, folder / "head.safetensors")
+    projection /= HIDDEN**0.5
+    sha256 = projection_hash(projection)
+    projection[changes.pop("damaged", slice(0))] *= changes.pop("by", 1.0)
+    save_file({"fc.weight": projection}, folder / "head.safetensors")
     identity = {
         "target": "tiny",
         "target_hash": open_source(model).sha256(),
         "feature_layers": LAYERS,
-        "projection": "ab",
+        "projection": sha256,
     }
     head = {"kind": changes.pop("kind", "eagle3")}
     raw = {"name": "a head", "head": head, "identity": identity | changes}
@@ -75,7 +79,8 @@ def test_features_are_the_layers_inputs_projected(
     bundle = export(model.folder, tmp_path / "bundle", ExportSettings(quant, flavour, eagle3=head))
     target = (OnnxTarget if flavour == "onnxruntime" else StandardTarget).load(bundle, 1)
     tokens = rng.integers(3, 150, 12).astype(np.int32)
-    assert (WIDTH, LAYERS, "ab") == (
+    named = json.loads((head / "config.json").read_text())["identity"]["projection"]
+    assert (WIDTH, LAYERS, named) == (
         target.spec.feature_size,
         bundle.manifest.feature_layers,
         bundle.manifest.projection,
@@ -111,6 +116,9 @@ def test_the_standard_graph_holds_to_the_whitelist(tiny: Callable[[str], Any], t
         ({"feature_layers": [1, 0, 2]}, "feature layers"),
         ({"feature_layers": [0, 1]}, r"its projection is \[48, 192\]; it takes 2 layers of 64"),
         ({"feature_layers": None}, "not a draft head's configuration"),
+        ({"projection": "ab"}, "is not the one that its config.json names"),
+        ({"damaged": 5, "by": 2.0}, "is not the one that its config.json names"),
+        ({"damaged": 5, "by": np.nan}, "holds NaN or infinity"),
     ],
 )
 def test_a_head_that_does_not_fit_the_model_is_named(

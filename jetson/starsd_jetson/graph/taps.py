@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from starsd_edge.errors import BundleError
+from starsd_edge.protocol.greeting import projection_hash
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.sources import UNUSABLE, WeightSource, open_safetensors
 
@@ -42,7 +45,7 @@ def read_taps(head: Path, source: WeightSource) -> Taps:
         name, kind, identity = _read(file)
         layers = tuple(int(layer) for layer in identity["feature_layers"])
         target, sha256 = str(identity["target_hash"]), str(identity["projection"])
-    except (*UNUSABLE, OSError) as error:
+    except (*UNUSABLE, OSError, RecursionError) as error:
         raise BundleError(
             f"{file}: not a draft head's configuration ({error}); make one with 'starsd draft convert'"
         ) from error
@@ -64,10 +67,18 @@ def read_taps(head: Path, source: WeightSource) -> Taps:
             f"{head}: its projection is {list(projection.shape)}; it takes {len(layers)} layers of "
             f"{shape.hidden_size}"
         )
+    if not np.isfinite(projection).all():
+        raise BundleError(f"{head}: its projection, fc.weight, holds NaN or infinity; convert it again")
+    if projection_hash(projection) != sha256:
+        raise BundleError(
+            f"{head}: its projection, fc.weight, is not the one that its config.json names; convert it again"
+        )
     return Taps(name, layers, projection, sha256)
 
 
 def _read(file: Path) -> tuple[str, str, dict[str, Any]]:
     """Name, kind and identity of a head."""
+    if file.exists() and not file.is_file():  # a pipe would keep its reader waiting for ever
+        raise ValueError("not a regular file")
     raw = json.loads(file.read_text("utf-8"))
     return str(raw["name"]), str(raw["head"]["kind"]), dict(raw["identity"])

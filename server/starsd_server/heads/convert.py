@@ -7,7 +7,6 @@ strict=False, which has hidden unloaded weights more than once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from starsd_edge.errors import BundleError
-from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.greeting import Identity, projection_hash
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
 from starsd_server.heads.target import open_source, open_target_rows
@@ -88,7 +87,10 @@ def convert(source: Path, target: Path, out: Path, dtype: torch.dtype = torch.fl
         feature_size=config.hidden_size,
         feature_layers=layers,
         feature_norm=not eagle3,
-        projection=_sha256(tensors["fc.weight"]) if eagle3 else msgspec.UNSET,
+        # of the values as they are stored, which are those that an export computes with
+        projection=projection_hash(tensors["fc.weight"].to(dtype).float().numpy())
+        if eagle3
+        else msgspec.UNSET,
     )
     manifest = HeadManifest(
         name=source.resolve().name,
@@ -229,11 +231,6 @@ def _check_shapes(tensors: dict[str, Tensor], head: EagleHead, source: Path) -> 
     ]
     if wrong:
         raise BundleError(f"{source}: does not fit its config.json or its target: {'; '.join(wrong)}")
-
-
-def _sha256(weight: Tensor) -> str:
-    """Of the values in float32, whatever they are stored in."""
-    return hashlib.sha256(weight.float().contiguous().numpy().tobytes()).hexdigest()
 
 
 def _feature_layers(target: Path) -> tuple[int, ...]:
