@@ -144,7 +144,8 @@ def apply(
         planned = _make_plan(selection, refresh_wheels)
         errors = tuple(one.error for one in planned)
         whole = whole_plan(selection.fleet, planned)
-        click.echo("\n".join(plan_lines(planned)), err=as_json)
+        for line in plan_lines(planned):
+            click.echo(line, err=as_json)
     changing = [one for one in whole.devices if one.steps]
     if changing and not yes and sys.stdin.isatty():
         click.confirm(f"Change {len(changing)} of {len(whole.devices)} devices?", abort=True, err=as_json)
@@ -160,7 +161,8 @@ def apply(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode([_outcome_record(one) for one in outcomes])))
     else:
-        click.echo("\n".join(outcome_lines(outcomes)))
+        for line in outcome_lines(outcomes):
+            click.echo(line)
     end_with((*errors, *(one.error for one in outcomes)), already_shown=not as_json)
 
 

@@ -77,7 +77,7 @@ def known_kinds(texts: tuple[str, ...], pattern: str) -> tuple[str, ...]:
 
 
 def append_host(path: Path, pattern: str, key: HostKey) -> None:
-    """Add one line under a lock, with a line break before it where the file lacks its last one.
+    """Add one line, whole or not at all, under a lock; a line break before it where the file lacks its last.
 
     Raises:
         OSError: the file cannot be written.
@@ -92,7 +92,12 @@ def append_host(path: Path, pattern: str, key: HostKey) -> None:
             file.seek(size - 1)
             if file.read(1) != b"\n":
                 line = b"\n" + line
-        file.write(line)
+        try:
+            while line:
+                line = line[file.write(line) :]
+        except OSError:  # a full disk takes a part of it
+            file.truncate(size)
+            raise
 
 
 def _entries(text: str) -> list[_Entry]:

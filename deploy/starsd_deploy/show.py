@@ -20,7 +20,7 @@ def plan_lines(planned: tuple[Planned, ...]) -> Iterator[str]:
     """The plan of each device, or why there is none."""
     for one in planned:
         if one.plan is None:
-            yield f"{one.device.name}: cannot be planned: {_bare(one)}"
+            yield f"{one.device.name}: cannot be planned: {_bare(one.device.name, one.error)}"
             continue
         if not one.plan.steps:
             yield f"{one.device.name}: nothing to do, {one.plan.release} is live"
@@ -33,7 +33,7 @@ def check_lines(found: Mapping[str, Surveyed]) -> Iterator[str]:
     """What doctor found, device by device."""
     for name, seen in found.items():
         if seen.facts is None:
-            yield f"{name}: {seen.error}"
+            yield f"{name}: {_bare(name, seen.error)}"
             continue
         yield f"{name} ({seen.facts.hostname})"
         for check in seen.checks:
@@ -94,7 +94,7 @@ def status_record(device: Device, seen: Surveyed) -> dict[str, object]:
 def status_line(record: dict[str, object]) -> str:
     """A status record for people."""
     if "error" in record:
-        return f"{record['device']}: {record['error']}"
+        return f"{record['device']}: {_bare(record['device'], record['error'])}"
     same = bool(record["running"]) and record["running"] == record["current"]
     running = "running" if same else f"running {record['running'] or 'nothing'}"
     lease = f", {record['lease']}" if record["lease"] else ""
@@ -111,6 +111,6 @@ def outcome_lines(outcomes: tuple[Outcome, ...]) -> Iterator[str]:
             yield f"{outcome.error}"
 
 
-def _bare(one: Planned) -> str:
+def _bare(name: object, error: object) -> str:
     """The message without the device's name in front, which the line has already."""
-    return str(one.error).removeprefix(f"{one.device.name}: ")
+    return str(error).removeprefix(f"{name}: ")

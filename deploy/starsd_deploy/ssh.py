@@ -36,7 +36,7 @@ from starsd_deploy.known_hosts import (
 )
 from starsd_deploy.sftp_lane import SftpLane
 from starsd_deploy.ssh_config import Hop, Route
-from starsd_edge.errors import AuthenticationError, DeployError, StarSDError, UnreachableError
+from starsd_edge.errors import AuthenticationError, ConfigError, DeployError, StarSDError, UnreachableError
 
 __all__ = ["CLOSING_S", "Completed", "Connection", "NoChannelError", "PasswordPrompt", "Running", "connect"]
 
@@ -259,6 +259,7 @@ def connect(route: Route, ask_password: PasswordPrompt | None = None) -> Connect
     Raises:
         UnreachableError: no route, refused, timed out, or no common algorithm.
         AuthenticationError: a host key is not the known one, or no credential was accepted.
+        ConfigError: a new host key cannot be recorded.
     """
     transports: list[paramiko.Transport] = []
     try:
@@ -306,6 +307,9 @@ def _handshake(transport: paramiko.Transport, hop: Hop) -> None:
     transport.banner_timeout = transport.auth_timeout = max(hop.timeout_s, SLOW_LOGIN_S)
     try:
         transport.start_client(timeout=hop.timeout_s)
+        if not transport.initial_kex_done:  # paramiko returns at its timeout as if all were well
+            raise _unfinished(transport, hop)
+        remote = transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as error:
         hint = ""
         if "host key" in str(error).lower() or "algorithm" in str(error).lower():
@@ -313,8 +317,17 @@ def _handshake(transport: paramiko.Transport, hop: Hop) -> None:
         raise UnreachableError(
             f"{hop.alias}: SSH handshake with {hop.host} failed ({error}){hint}"
         ) from error
-    remote = transport.get_remote_server_key()
     _check_host_key(HostKey(remote.get_name(), remote.asbytes()), hop, texts, name)
+
+
+def _unfinished(transport: paramiko.Transport, hop: Hop) -> UnreachableError:
+    where = f"{hop.alias}: {hop.host} port {hop.port}"
+    longer = "ConnectTimeout in ~/.ssh/config gives a slow board longer"
+    if transport.remote_version:
+        return UnreachableError(f"{where} did not end the SSH handshake in {hop.timeout_s:g} s; {longer}")
+    return UnreachableError(
+        f"{where} accepts and says nothing for {hop.timeout_s:g} s: is it an SSH server? If so, {longer}"
+    )
 
 
 def _family(kind: str) -> str:
@@ -349,7 +362,12 @@ def _check_host_key(key: HostKey, hop: Hop, texts: tuple[str, ...], name: str) -
                 f"{hop.alias}: the host key {found} of {name} is unknown and StrictHostKeyChecking forbids "
                 f"to record it; check it and run: ssh {shlex.quote(hop.alias)}"
             )
-        append_host(Path(hop.known_hosts[0]), name, key)
+        try:
+            append_host(Path(hop.known_hosts[0]), name, key)
+        except OSError as error:
+            raise ConfigError(
+                f"{hop.alias}: its host key cannot be recorded: {hop.known_hosts[0]}: {error.strerror}"
+            ) from error
 
 
 def _log_in(transport: paramiko.Transport, hop: Hop, ask_password: PasswordPrompt | None) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -50,3 +54,30 @@ def test_proxy_keeps_bytes_in_order_and_never_early(delay_s: float) -> None:
         assert b"".join(pieces) == data
         near.close()
         far.close()
+
+
+HOLD_A_PROXY = """
+import signal, sys
+from starsd_deploy.bench.delay_proxy import DelayProxy
+try:
+    with DelayProxy(1, 0.0):
+        print("up", flush=True)
+        signal.pause()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_in_the_terminal_ends_measuring_without_a_word_of_the_proxy() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_PROXY],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate() == ("", "")
+    assert process.returncode == 130

@@ -27,7 +27,13 @@ class DelayProxy:
 
     def __init__(self, target_port: int, delay_s: float) -> None:
         command = [sys.executable, "-m", __name__, str(target_port), str(delay_s)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for who measures, who then ends this
+        )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 

@@ -52,7 +52,8 @@ class PrivateSshd:
             Path("/run/sshd").mkdir(exist_ok=True)  # sshd as root insists on it
         self._log = (folder / "sshd.log").open("wb")
         command = [program, "-D", "-e", "-f", str(folder / "sshd_config")]
-        self._process = subprocess.Popen(command, stderr=self._log)
+        # Ctrl-C is for who measures, who then ends this
+        self._process = subprocess.Popen(command, stderr=self._log, start_new_session=True)
 
     def __enter__(self) -> PrivateSshd:
         until_s = time.monotonic() + START_LIMIT_S
