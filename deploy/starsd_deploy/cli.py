@@ -34,6 +34,7 @@ from starsd_deploy.survey import Planned, Workshop, plan_fleet, survey, whole_pl
 from starsd_deploy.throttle import parse_rate
 from starsd_edge.config import cache_dir
 from starsd_edge.errors import ConfigError, DeployError, StarSDError, UsageError
+from starsd_edge.ranges import FiniteRange
 
 __all__ = ["command"]
 
@@ -114,9 +115,9 @@ def plan(selection: Selection, output: Path | None, refresh_wheels: bool, as_jso
     "--uploads", type=click.IntRange(1), default=UPLOADS, show_default=True, help="Uploads at once."
 )
 @click.option("--batch", default="100%", show_default=True, help="Targets at once: a count or a percentage.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0), default=0.0, help="Seconds between batches.")
+@click.option("--wait", "wait_s", type=FiniteRange(0), default=0.0, help="Seconds between batches.")
 @click.option("--limit-rate", default="0", help="Bytes a second of all uploads together: 500k, 10M.")
-@click.option("--fail-percent", type=click.FloatRange(0, 100), default=0.0, show_default=True)
+@click.option("--fail-percent", type=FiniteRange(0, 100), default=0.0, show_default=True)
 @click.option("--sudo-password-file", type=click.File(), help="Instead of asking; - is stdin.")
 @click.option("--refresh-wheels", is_flag=True, help="Resolve them anew.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

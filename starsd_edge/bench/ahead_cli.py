@@ -10,6 +10,7 @@ from starsd_edge.bench.ahead import OUTCOMES, Ahead, Timing, hit_rates
 from starsd_edge.bench.policy import PROMPTS, recorded
 from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.decoding.costs import load_profile
+from starsd_edge.ranges import FiniteRange
 
 __all__ = ["command"]
 
@@ -18,8 +19,8 @@ SIZES = (2, 4, 8, 16, 32)
 
 @click.command(name="ahead")
 @click.option("--profile", default="agx-orin-int4", show_default=True, help="The device's timing.")
-@click.option("--rtt-ms", default=10.0, show_default=True, type=click.FloatRange(0))
-@click.option("--step-ms", default=2.0, show_default=True, type=click.FloatRange(0), help="Of the head.")
+@click.option("--rtt-ms", default=10.0, show_default=True, type=FiniteRange(0))
+@click.option("--step-ms", default=2.0, show_default=True, type=FiniteRange(0), help="Of the head.")
 @json_option
 def command(profile: str, rtt_ms: float, step_ms: float, json_file: Path | None) -> None:
     """How often a round ends as the draft service could have guessed, and what that would be worth at best.

@@ -9,6 +9,7 @@ import click
 
 from starsd_edge.bench.monitor import bench_monitor
 from starsd_edge.bench.report import json_option, write_json
+from starsd_edge.ranges import FiniteRange
 
 
 @click.command("monitor")
@@ -17,7 +18,7 @@ from starsd_edge.bench.report import json_option, write_json
 )
 @click.option("--columns", default=160, show_default=True, type=click.IntRange(20, 500))
 @click.option("--lines", default=60, show_default=True, type=click.IntRange(5, 200))
-@click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(1.0, 600.0))
+@click.option("--seconds", default=20.0, show_default=True, type=FiniteRange(1.0, 600.0))
 @json_option
 def command(devices: int, columns: int, lines: int, seconds: float, json_file: Path | None) -> None:
     """What watching costs: CPU time of `starsd monitor` with many devices at two snapshots a second."""

@@ -19,6 +19,7 @@ from starsd_edge.monitor.link_state import LinkState
 from starsd_edge.monitor.model import Model, ServiceModel
 from starsd_edge.monitor.recording import Recorder, ReplayFeed
 from starsd_edge.monitor.report import Format, report
+from starsd_edge.ranges import FiniteRange
 
 __all__ = ["command"]
 
@@ -69,7 +70,7 @@ def with_format(function: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--once", is_flag=True, help="Print the figures of --for seconds and leave; 1 where no service is heard."
 )
-@click.option("--for", "seconds", default=2.0, show_default=True, type=click.FloatRange(1.0, 3600.0))
+@click.option("--for", "seconds", default=2.0, show_default=True, type=FiniteRange(1.0, 3600.0))
 @with_format
 @click.option("--ascii", "ascii_only", is_flag=True, help="No block characters.")
 def watch(
@@ -97,7 +98,7 @@ def watch(
 @services_argument
 @keys_option
 @with_format
-@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.5, 3600.0), help="Seconds.")
+@click.option("--every", default=1.0, show_default=True, type=FiniteRange(0.5, 3600.0), help="Seconds.")
 @click.option("--count", type=click.IntRange(1), help="Reports; without it until Ctrl-C.")
 def stream(
     services: tuple[str, ...], keys: Path | None, form: Format | None, every: float, count: int | None
@@ -115,7 +116,7 @@ def stream(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @services_argument
 @keys_option
-@click.option("--for", "seconds", type=click.FloatRange(1.0), help="Seconds; without it until Ctrl-C.")
+@click.option("--for", "seconds", type=FiniteRange(1.0), help="Seconds; without it until Ctrl-C.")
 def record(file: Path, services: tuple[str, ...], keys: Path | None, seconds: float | None) -> None:
     """Write down what a monitor sees, for a bug report. *.gz is compressed.
 
@@ -138,7 +139,7 @@ def record(file: Path, services: tuple[str, ...], keys: Path | None, seconds: fl
 
 @command.command("replay")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0.01, 1000.0))
+@click.option("--speed", default=1.0, show_default=True, type=FiniteRange(0.01, 1000.0))
 @click.option("--once", is_flag=True, help="Print the figures of the whole recording and leave.")
 @with_format
 @click.option("--ascii", "ascii_only", is_flag=True, help="No block characters.")

@@ -10,13 +10,14 @@ import click
 
 from starsd_edge.link.ping import Percentiles, PingReport, PingSample, measure_link
 from starsd_edge.link.pins import edge_keys, service_address
+from starsd_edge.ranges import FiniteRange
 
 
 @click.command()
 @click.argument("service", metavar="ADDRESS")
 @click.option("--count", "-c", default=10, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--interval", default=0.2, show_default=True, type=click.FloatRange(0, 60), help="Seconds.")
-@click.option("--timeout", default=2.0, show_default=True, type=click.FloatRange(0.01, 60), help="Seconds.")
+@click.option("--interval", default=0.2, show_default=True, type=FiniteRange(0, 60), help="Seconds.")
+@click.option("--timeout", default=2.0, show_default=True, type=FiniteRange(0.01, 60), help="Seconds.")
 @click.option("--keys", type=click.Path(path_type=Path), help="Keys folder, if not the usual one.")
 @click.option("--service-key", help="Its public key, where it is not pinned.")
 @click.option("--no-upload", is_flag=True, help="Don't measure the bandwidth up.")

@@ -11,6 +11,7 @@ import click
 
 from starsd_edge.cli.model_options import model_options
 from starsd_edge.errors import ConfigError, UsageError
+from starsd_edge.ranges import FiniteRange
 
 if TYPE_CHECKING:
     from starsd_edge.chat.speaker import Speaker
@@ -54,7 +55,7 @@ LINK_LOOK_S = 1.0  # a service that is there answers the first greeting within t
     "drain_s",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     metavar="SECONDS",
     help="For answers under way when it is told to stop.",
 )

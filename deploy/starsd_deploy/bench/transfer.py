@@ -31,6 +31,7 @@ from starsd_deploy.transfer import CHANNELS, MOST_CHANNELS, send_blobs
 from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.errors import DeployError
 from starsd_edge.machine import cpu_name
+from starsd_edge.ranges import FiniteRange
 
 __all__ = ["command"]
 
@@ -63,9 +64,7 @@ class _Run(msgspec.Struct, frozen=True):
 
 @click.command()
 @click.option("--size-mb", type=click.IntRange(1), default=256, show_default=True)
-@click.option(
-    "--rtt-ms", type=click.FloatRange(0), multiple=True, default=(0.0, 20.0, 100.0), show_default=True
-)
+@click.option("--rtt-ms", type=FiniteRange(0), multiple=True, default=(0.0, 20.0, 100.0), show_default=True)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--channels", type=click.IntRange(1, MOST_CHANNELS), default=CHANNELS, show_default=True)
 @json_option

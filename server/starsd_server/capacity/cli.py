@@ -8,6 +8,7 @@ import click
 
 from starsd_edge.decoding.costs import CostCurve, profile_names
 from starsd_edge.errors import UsageError
+from starsd_edge.ranges import FiniteRange
 from starsd_server.capacity.groups import parse_groups
 from starsd_server.capacity.model import DraftWork, StepSeconds
 from starsd_server.capacity.scenario import Report, Scenario, changed, examine
@@ -30,16 +31,16 @@ GIB = 2**30
 )
 @click.option("--engine", default="rtx-4090", show_default=True, help="The draft host's profile.")
 @click.option("--step-ms", metavar="ROWS:MS,...", help="Measured instead: a step over so many rows.")
-@click.option("--rtt-ms", default=2.0, show_default=True, type=click.FloatRange(0), help="Of the links.")
-@click.option("--tokens", default=3.0, show_default=True, type=click.FloatRange(1), help="A round brings.")
-@click.option("--nodes", default=16.0, show_default=True, type=click.FloatRange(1), help="Of a tree.")
-@click.option("--steps", default=6.0, show_default=True, type=click.FloatRange(1), help="Head steps a tree.")
-@click.option("--rows", default=45.0, show_default=True, type=click.FloatRange(1), help="Head rows a tree.")
-@click.option("--context", default=512.0, show_default=True, type=click.FloatRange(0), help="Tokens, mean.")
+@click.option("--rtt-ms", default=2.0, show_default=True, type=FiniteRange(0), help="Of the links.")
+@click.option("--tokens", default=3.0, show_default=True, type=FiniteRange(1), help="A round brings.")
+@click.option("--nodes", default=16.0, show_default=True, type=FiniteRange(1), help="Of a tree.")
+@click.option("--steps", default=6.0, show_default=True, type=FiniteRange(1), help="Head steps a tree.")
+@click.option("--rows", default=45.0, show_default=True, type=FiniteRange(1), help="Head rows a tree.")
+@click.option("--context", default=512.0, show_default=True, type=FiniteRange(0), help="Tokens, mean.")
 @click.option("--row-bytes", default=8196.0, show_default=True, help="A token's features on the uplink.")
-@click.option("--kv-gib", default=8.0, show_default=True, type=click.FloatRange(0.001), help="For sessions.")
+@click.option("--kv-gib", default=8.0, show_default=True, type=FiniteRange(0.001), help="For sessions.")
 @click.option("--max-len", default=2048, show_default=True, type=click.IntRange(1), help="Tokens a session.")
-@click.option("--uplink-mbps", type=click.FloatRange(0.001), help="Into the host; no limit without it.")
+@click.option("--uplink-mbps", type=FiniteRange(0.001), help="Into the host; no limit without it.")
 @click.option(
     "--host-ms", default=0.3, show_default=True, help="Processor time of a round besides its steps."
 )

@@ -11,6 +11,7 @@ import numpy as np
 from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
+from starsd_edge.ranges import FiniteRange
 from starsd_server.capacity.cli import profile_steps
 from starsd_server.capacity.fleet import Failure, FleetPlan, FleetResult, simulate
 from starsd_server.capacity.recorded import Played
@@ -30,10 +31,10 @@ MOST_SIMULATED = 4000  # devices: more are taken to be like these
 @click.option(
     "--scheduler", type=click.Choice([p.value for p in Policy]), default="batched", show_default=True
 )
-@click.option("--rtt-ms", default=2.0, show_default=True, type=click.FloatRange(0))
-@click.option("--tokens", default=3.0, show_default=True, type=click.FloatRange(1, 8), help="A round brings.")
+@click.option("--rtt-ms", default=2.0, show_default=True, type=FiniteRange(0))
+@click.option("--tokens", default=3.0, show_default=True, type=FiniteRange(1, 8), help="A round brings.")
 @click.option("--max-sessions", default=256, show_default=True, type=click.IntRange(1), help="Of a service.")
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1), help="Virtual ones.")
+@click.option("--seconds", default=10.0, show_default=True, type=FiniteRange(0.1), help="Virtual ones.")
 @click.option(
     "--fail", "failures", multiple=True, metavar="SERVICE@FROM[-UNTIL]", help="Seconds from the start."
 )

@@ -13,6 +13,7 @@ from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import MissingDependencyError
+from starsd_edge.ranges import FiniteRange
 from starsd_server.capacity.paper import Paper, Point, reproduce
 from starsd_server.capacity.recorded import work_of
 from starsd_server.cli_serve import head_sources
@@ -39,10 +40,8 @@ ANSWER_TOKENS = 128
 )
 @click.option("--profile", default="agx-orin-int4", show_default=True, help="The devices' timing.")
 @click.option("--engine", default="rtx-4090", show_default=True, help="The draft host's profile.")
-@click.option("--rtt-ms", default=2.0, show_default=True, type=click.FloatRange(0))
-@click.option(
-    "--seconds", default=6.0, show_default=True, type=click.FloatRange(0.5), help="Virtual, a point."
-)
+@click.option("--rtt-ms", default=2.0, show_default=True, type=FiniteRange(0))
+@click.option("--seconds", default=6.0, show_default=True, type=FiniteRange(0.5), help="Virtual, a point.")
 @click.option("--host-factor", default=1.0, show_default=True, help="The host's processor time; 0: none.")
 @json_option
 @click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw them there.")
