@@ -1,14 +1,17 @@
 """One client's connection, bounded before the application hears of it: how long the head of a request may
-be and take, and how many connections there are."""
+be and take."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from http import HTTPStatus
+from typing import Any
 
 import h11
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from starsd_edge.endpoint.lingering import LINGER_S
 from starsd_edge.endpoint.openai import error_body
@@ -18,24 +21,29 @@ __all__ = ["MAX_HEAD_BYTES", "Connection"]
 
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers; a long cookie or token fits many times over
 HEAD_TIMEOUT_S = 10.0  # a head comes in one go
-MAX_CONNECTIONS = 256  # the queue takes far fewer requests; a system's usual bound is 1,024 open files
 RETRY_AFTER_S = 5  # an idle connection is closed within that
 
 
 class Connection(H11Protocol):
-    """uvicorn's own, which waits for the head of a request without an end and calls every refusal a 400."""
+    """uvicorn's own, which waits for the head of a request without an end and calls every refusal a 400.
+
+    refusal  why this connection is not served ("" when it is): told with status 503
+    """
 
     head_timeout_s = HEAD_TIMEOUT_S
-    max_connections = MAX_CONNECTIONS
     _timer: asyncio.TimerHandle | None = None
     _refused = False
 
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], refusal: str = ""
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._refusal = refusal
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > 2 * self.max_connections:
-            transport.abort()  # those that are told why take a place for a moment, too
-        elif len(self.connections) > self.max_connections:
-            self._refuse(503, f"all {self.max_connections} connections of this server are in use")
+        if self._refusal:
+            self._refuse(503, self._refusal)
         else:
             self._time_the_head()
 

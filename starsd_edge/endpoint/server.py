@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
+from starsd_edge.endpoint.accepting import Acceptor, max_connections
 from starsd_edge.endpoint.app import Endpoint, create_app
 from starsd_edge.endpoint.connection import MAX_HEAD_BYTES, Connection
 from starsd_edge.errors import ConfigError, ResourceError
@@ -97,14 +98,41 @@ def serve(
     server.run(sockets=[listener])
 
 
-def make_server(endpoint: Endpoint, tls: Tls | None = None, drain_s: float = DRAIN_S) -> uvicorn.Server:
-    """A server that can also be run in a thread, and stopped with `should_exit`."""
-    return uvicorn.Server(
+class _Server(uvicorn.Server):
+    """uvicorn's, with its connections counted from the first moment on."""
+
+    def __init__(self, config: uvicorn.Config, most: int) -> None:
+        super().__init__(config)
+        self._most = most
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        await self.lifespan.startup()
+        acceptors = [
+            Acceptor(listener, self.config.ssl, self.server_state, self._connection, self._most)
+            for listener in sockets
+        ]
+        for acceptor in acceptors:
+            acceptor.start(BACKLOG)
+        self.servers = acceptors  # type: ignore[assignment]  # closed and waited for, no more
+        self.started = True
+
+    def _connection(self, refusal: str) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state, refusal)
+
+
+def make_server(
+    endpoint: Endpoint, tls: Tls | None = None, drain_s: float = DRAIN_S, most: int | None = None
+) -> uvicorn.Server:
+    """A server that can also be run in a thread, and stopped with `should_exit`.
+
+    most  connections that are served at a time; by default what the process may open, within reason
+    """
+    return _Server(
         uvicorn.Config(
             create_app(endpoint),
             http=Connection,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            backlog=BACKLOG,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -112,7 +140,8 @@ def make_server(endpoint: Endpoint, tls: Tls | None = None, drain_s: float = DRA
             lifespan="off",
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
-        )
+        ),
+        max_connections() if most is None else most,
     )
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import openai
 import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Speaker
 from starsd_edge.endpoint.app import Endpoint
 from starsd_edge.endpoint.guard import Guard
-from starsd_edge.endpoint.server import DRAIN_S, make_server, open_socket
+from starsd_edge.endpoint.server import DRAIN_S, Tls, make_server, open_socket
 from starsd_edge.endpoint.worker import Worker
 
 try:  # whichever the openai package came with
@@ -23,7 +29,7 @@ try:  # whichever the openai package came with
 except ImportError:
     import httpx  # type: ignore[no-redef]
 
-__all__ = ["MODEL", "Served", "httpx", "serving"]
+__all__ = ["MODEL", "Served", "httpx", "self_signed", "serving"]
 
 MODEL = "toy"
 
@@ -54,6 +60,8 @@ def serving(
     keep_alive_s: float = 10.0,
     body_timeout_s: float = 60.0,
     drain_s: float = DRAIN_S,
+    tls: Tls | None = None,
+    most: int | None = None,
 ) -> Iterator[Served]:
     worker = Worker(speaker, max_waiting)
     endpoint = Endpoint(
@@ -65,7 +73,7 @@ def serving(
         keep_alive_s=keep_alive_s,
         body_timeout_s=body_timeout_s,
     )
-    server = make_server(endpoint, drain_s=drain_s)
+    server = make_server(endpoint, tls, drain_s, most)
     with open_socket("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -79,3 +87,25 @@ def serving(
             server.should_exit = True
             thread.join()
             speaker.close()
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for this machine's loopback name, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "cert.pem", folder / "key.pem"
+    files[0].write_bytes(certificate.public_bytes(Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files

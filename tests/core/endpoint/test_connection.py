@@ -87,12 +87,9 @@ def test_requests_follow_each_other_on_one_connection(fox: Served) -> None:
     assert got.count(b"HTTP/1.1 200") == 2
 
 
-def test_connections_beyond_the_bound_are_told_and_the_others_served(
-    fox: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Connection, "max_connections", 3)
+def test_connections_beyond_the_bound_are_told_and_the_others_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "head_timeout_s", 600.0)
-    with contextlib.ExitStack() as stack:
+    with serving(toy_speaker(script="fox"), most=3) as fox, contextlib.ExitStack() as stack:
         held = [stack.enter_context(connect(fox)) for _ in range(3)]  # they are taken in their order
         with connect(fox) as late:
             assert refusal(rest(late)) == (503, "all 3 connections of this server are in use")

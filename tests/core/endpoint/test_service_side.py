@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import logging
 import socket
@@ -12,10 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from prometheus_client.parser import text_string_to_metric_families
 
 from starsd_edge.chat.answer import Figures
@@ -28,7 +23,7 @@ from starsd_edge.endpoint.server import Tls, check_tls, make_server, open_socket
 from starsd_edge.endpoint.worker import Worker
 from starsd_edge.errors import ConfigError, ResourceError
 from tests.core.chat.toys import CountingTarget, toy_speaker
-from tests.core.endpoint.serving import MODEL, Served, httpx, serving
+from tests.core.endpoint.serving import MODEL, Served, httpx, self_signed, serving
 
 FOX = "The quick brown fox jumps over the lazy dog"
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": "Who?"}]}
@@ -157,28 +152,6 @@ def test_a_failure_half_way_is_an_error_event_and_the_server_goes_on() -> None:
         assert 500 == whole.status_code
         assert "out of memory" in whole.json()["error"]["message"]
         assert 200 == httpx.get(f"{served.url}/health").status_code
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine's loopback name, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / "cert.pem", folder / "key.pem"
-    files[0].write_bytes(certificate.public_bytes(Encoding.PEM))
-    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return files
 
 
 def test_off_loopback_it_speaks_tls(tmp_path: Path) -> None:
