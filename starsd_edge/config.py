@@ -7,6 +7,7 @@ A flag wins over an environment variable, that over the file, that over the defa
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,17 @@ __all__ = [
 ]
 
 CONFIG_NAME = "config.toml"
+# What a user writes for each kind that msgspec names.
+TOML_WORDS = {
+    "bool": "true or false",
+    "str": "text in quotes",
+    "str | null": "text in quotes",
+    "int": "a number",
+    "float": "a number",
+    "bool | int | float | str": "text in quotes, a number, true or false",
+    "object": "a table",
+    "array": "a list",
+}
 
 
 class ChatConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,8 +73,27 @@ def read_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         return msgspec.convert(_parse_toml(text), UserConfig)
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_in_words(str(error))}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f'{path} is not TOML: {error}; text is in quotes: NAME = "TEXT"') from error
+
+
+def _in_words(refusal: str) -> str:
+    """What msgspec found wrong, behind the name that it has in the file, with what is allowed.
+
+    It says no more than "Expected `bool`, got `str` - at `$.chat.history`".
+    """
+    what, _, where = refusal.partition(" - at `$.")
+    where = where.rstrip("`")
+    found = re.search(r"unknown field `(.+?)`", what)
+    if found:
+        known = ChatConfig if where else UserConfig
+        where = f"{where}.{found[1]}".lstrip(".")
+        what = f"there is no such field; known: {', '.join(known.__struct_fields__)}"
+    for kind, word in TOML_WORDS.items():
+        what = what.replace(f"`{kind}`", word)
+    return f"{where}: {what[:1].lower()}{what[1:]}"
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:

@@ -39,12 +39,10 @@ from starsd_jetson.graph.taps import read_taps
 from starsd_jetson.tokenizer import TextSettings, read_text_settings
 from starsd_jetson.trial import reference_run, try_out
 
-__all__ = ["EXPORTER", "FLAVOURS", "QUANTISATIONS", "ExportSettings", "export"]
+__all__ = ["EXPORTER", "SUPPORTED", "ExportSettings", "export"]
 
-FLAVOURS = ("onnxruntime", "tensorrt")
-QUANTISATIONS = ("fp32", "fp16", "int8", "int4")
 # A CPU computes float16 in float32: no gain. TensorRT's int8 would need activation ranges set at export.
-SUPPORTED = {"onnxruntime": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "fp16", "int4")}
+SUPPORTED = {"onnxruntime": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "fp16", "int4")}  # by flavour
 DATA_NAME = "model.data"
 NO_TEMPLATE = "none"
 EXPORTER = 6  # raised when the same source gives another graph, other weights or another identity
@@ -65,7 +63,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """quant and flavour as in QUANTISATIONS and FLAVOURS.
+    """flavour and quant as in SUPPORTED.
 
     eagle3        a converted EAGLE-3 head: the features are what it reads, for it alone
     context       tokens, fewer than the model was made for; None: as many
@@ -217,8 +215,8 @@ def shared_tensors(stored: Mapping[str, StoredTensor], shape: ModelShape) -> dic
 
 
 def check_target(out: Path, settings: ExportSettings) -> None:
-    if settings.quant not in QUANTISATIONS or settings.flavour not in FLAVOURS:
-        raise UsageError(f"quantisation {settings.quant} for {settings.flavour} does not exist")
+    if settings.flavour not in SUPPORTED:
+        raise UsageError(f"no bundle for {settings.flavour}; choose one of {', '.join(SUPPORTED)}")
     if settings.quant not in SUPPORTED[settings.flavour]:
         choices = ", ".join(SUPPORTED[settings.flavour])
         raise UsageError(f"no {settings.quant} for {settings.flavour}; choose one of {choices}")

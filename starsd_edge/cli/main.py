@@ -7,6 +7,7 @@ the core.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 import traceback
@@ -61,6 +62,19 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._entries)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            listed = [name for name, entry in self._entries.items() if entry.summary]
+            near = difflib.get_close_matches(args[0], listed, 1)
+            if not near:
+                raise
+            words = f"there is no command '{args[0]}'; did you mean '{near[0]}'?"
+            raise click.UsageError(words, ctx) from error
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = self._entries.get(cmd_name)

@@ -113,6 +113,8 @@ def open_speaker(
     wanted = min(manifest.max_len, choice.context or manifest.max_len)
     needs = needs_of(manifest, max_contexts)
     max_len = check_fits(str(bundle.path), needs, wanted, available_bytes())
+    if (choice.context or 0) > manifest.max_len:
+        report(f"--context {choice.context}: the model was made for {manifest.max_len} tokens, and has these")
     if max_len < wanted:
         report(f"memory for {max_len} of {wanted} tokens of context")
     model = Model(

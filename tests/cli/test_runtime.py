@@ -95,3 +95,16 @@ def test_without_a_service_the_device_drafts_repeats_itself_and_says_the_same(bu
         assert isinstance(events[-1], AnswerEnd)
         assert draft or events[-1].figures.tree_rounds == 0
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("beyond", "num_lines"), [(0, 0), (1, 1)])
+def test_a_context_longer_than_the_models_is_said_to_be_shortened(
+    bundle: Bundle, beyond: int, num_lines: int
+) -> None:
+    longest = bundle.manifest.max_len
+    choice = ModelChoice(str(bundle.path), context=longest + beyond)
+    said: list[str] = []
+    speaker = open_speaker(bundle, choice, None, report=said.append)
+    speaker.close()
+    assert longest == speaker.max_len
+    assert num_lines == len([line for line in said if f"made for {longest} tokens" in line])

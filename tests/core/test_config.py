@@ -44,3 +44,26 @@ def test_a_damaged_settings_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.toml"):
         read_config({"STARSD_CONFIG": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (
+            "chat.bundel: there is no such field; known: bundle, service, history, settings",
+            "[chat]\nbundel = 'x'",
+        ),
+        ("chta: there is no such field; known: chat", "[chta]"),
+        ("chat.history: expected true or false, got text in quotes", "[chat]\nhistory = 'yes'"),
+        ("chat.bundle: expected text in quotes, got a number", "[chat]\nbundle = 3"),
+        ("chat.settings: expected a table, got a list", "[chat]\nsettings = [1]"),
+        ('text is in quotes: NAME = "TEXT"', "[chat]\nbundle = /models/x"),
+    ],
+)
+def test_a_wrong_field_is_named_as_in_the_file_with_what_is_allowed(
+    tmp_path: Path, said: str, text: str
+) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_config({"STARSD_CONFIG": str(tmp_path)})
+    assert str(refused.value).endswith(said)

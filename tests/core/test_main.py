@@ -18,6 +18,17 @@ def test_help_answers_and_names_the_program() -> None:
     assert "many edge devices" in result.output
 
 
+@pytest.mark.parametrize(
+    ("meant", "typed"),
+    [("chat", ["chta"]), ("doctor", ["doctr"]), ("serve", ["draft", "srve"]), (None, ["zzzz"])],
+)
+def test_a_mistyped_command_is_told_what_may_be_meant(meant: str | None, typed: list[str]) -> None:
+    result = CliRunner().invoke(cli, typed)
+    assert result.exit_code == 2
+    assert (f"did you mean '{meant}'?" in result.output) == (meant is not None)
+    assert typed[-1] in result.output
+
+
 def test_a_missing_package_is_one_line_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
