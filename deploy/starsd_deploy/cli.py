@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +38,11 @@ from starsd_deploy.throttle import parse_rate
 from starsd_edge.config import cache_dir
 from starsd_edge.errors import ConfigError, DeployError, StarSDError, UsageError
 from starsd_edge.ranges import FiniteRange
+from starsd_edge.whole_file import save_as, write_whole
 
 __all__ = ["command"]
 
+FLEET_MODE = 0o666  # less what umask takes: an inventory has no secrets
 UPLOADS = 5  # the workstation's uplink is one; more uploads at once only share it
 
 
@@ -53,13 +58,10 @@ def command() -> None:
 def init(hosts: tuple[str, ...], fleet: Path, draft: str | None) -> None:
     """Write a first inventory for HOSTS, each user@host[:port] or a name of ~/.ssh/config."""
     text = starter_fleet(hosts, draft)
-    try:
-        with fleet.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{fleet} is there already; edit it, or name another with --fleet") from None
-    except OSError as error:
-        raise ConfigError(f"{fleet}: cannot be written: {error.strerror}") from None
+    if os.path.lexists(fleet):
+        raise UsageError(f"{fleet} is there already; edit it, or name another with --fleet")
+    with _told(fleet):
+        write_whole(fleet, text, FLEET_MODE)
     click.echo(f"{fleet} written; set `bundle`, then: starsd deploy doctor")
 
 
@@ -103,7 +105,11 @@ def plan(selection: Selection, output: Path | None, refresh_wheels: bool, as_jso
     planned = _make_plan(selection, refresh_wheels)
     whole = whole_plan(selection.fleet, planned)
     if output:
-        output.write_bytes(write_plan(whole))
+        with _told(output):
+            if output.exists() and not output.is_file():  # a pipe takes it as it comes
+                output.write_bytes(write_plan(whole))
+            else:
+                save_as(output, write_plan(whole).decode())
     click.echo(write_plan(whole) if as_json else "\n".join(plan_lines(planned)))
     end_with(tuple(one.error for one in planned))
 
@@ -195,6 +201,14 @@ def status(selection: Selection, as_json: bool) -> None:
         for record in records:
             click.echo(status_line(record))
     end_with(tuple(seen.error for seen in found.values()), already_shown=not as_json)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be written: {getattr(error, 'strerror', error)}") from None
 
 
 def _doctor_record(seen: Any) -> dict[str, object]:

@@ -10,8 +10,11 @@ import msgspec
 from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.steps import Content, ContentFile
 from starsd_edge.errors import BundleError
+from starsd_edge.whole_file import write_whole
 
 __all__ = ["HashCache", "read_content"]
+
+CACHE_MODE = 0o600
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -47,9 +50,7 @@ class HashCache:
     def save(self) -> None:
         """Write the cache back, whole or not at all."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(self._entries))
-        fresh.replace(self._path)
+        write_whole(self._path, msgspec.json.encode(self._entries).decode(), CACHE_MODE)
 
 
 def read_content(link: str, folder: Path, cache: HashCache) -> Content:

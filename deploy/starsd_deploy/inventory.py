@@ -50,7 +50,10 @@ __all__ = [
 
 DEFAULT_DRAFT_PORT = 7731  # as `starsd draft serve`
 DEFAULT_ENDPOINT_PORT = 8642  # as `starsd serve`
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # also a file name and a systemd instance name
+MAX_NAME = 63  # letters
+NAME = re.compile(
+    rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}"
+)  # also a file name and a systemd instance name
 Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 SERVICE_URL = re.compile(r"tcp://(?:\[[0-9A-Fa-f:]+\]|[^\s:/\[\]]+):\d{1,5}")
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -138,6 +141,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError(
                 f"name {self.name!r} must start with a letter or digit and hold only those and . _ -"
             )
+        if re.search(r"\s", self.host):
+            raise ValueError(f"address {self.host!r} is no host's name or IP address")
         if not self.roles or len(self.roles) != 1:
             raise ValueError('roles must name one role: ["target"] or ["draft"]')
         if self.role is Role.TARGET and not self.bundle:
@@ -247,6 +252,13 @@ def parse_fleet(text: str, path: Path) -> Fleet:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
+    if not document:
+        raise ConfigError(f"{path}: the file is empty; remove it and run: starsd deploy init user@host")
+    if "devices" not in document:
+        raise ConfigError(
+            f"{path}: no inventory, for want of a [devices.NAME] table; name yours with --fleet, or write a "
+            "first one: starsd deploy init user@host --fleet FILE"
+        )
     file = _convert(document, _File, text, path, ())
     defaults = file.defaults
     for key in ("name", "address", "service_address", "host_key"):

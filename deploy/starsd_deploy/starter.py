@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
+from starsd_deploy.inventory import MAX_NAME
 from starsd_edge.errors import UsageError
 
 __all__ = ["starter_fleet"]
@@ -16,7 +18,10 @@ HEAD = """\
 unit = "system"          # or "user", which needs `loginctl enable-linger` and no sudo
 bundle = "bundle"        # what `starsd export` made, for targets
 """
-HOST = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"  # what stands between two dots of a host's name
+HOST = re.compile(
+    rf"(?:(?P<user>[\w.$+-]+)@)?(?P<host>\[[0-9A-Fa-f:.]+\]|{LABEL}(?:\.{LABEL})*)(?::(?P<port>\d{{1,5}}))?"
+)
 
 
 def starter_fleet(hosts: tuple[str, ...], draft: str | None) -> str:
@@ -39,10 +44,22 @@ def starter_fleet(hosts: tuple[str, ...], draft: str | None) -> str:
 
 def _split(text: str) -> tuple[str, str, str]:
     match = HOST.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is not of the form user@host[:port]")
+    if match is None or not _is_address(match["host"]) or not 1 <= int(match["port"] or 22) <= 65535:
+        raise UsageError(f"{text!r} is not of the form user@host[:port], with a host's name or IP address")
     host = match["host"].strip("[]")
-    return match["user"] or "", re.sub(r"[^A-Za-z0-9_-]", "-", host), match["port"] or ""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", host).lstrip("-_")[:MAX_NAME]
+    return match["user"] or "", name or "device", match["port"] or ""
+
+
+def _is_address(host: str) -> bool:
+    """Whether what looks like an IP address is one; a name always is."""
+    if not host.startswith("[") and re.search("[^0-9.]", host):
+        return True
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _table(text: str, drafting: str) -> str:

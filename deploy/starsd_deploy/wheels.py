@@ -25,12 +25,14 @@ from starsd_deploy.blobs import Blob, hash_file
 from starsd_deploy.facts import Facts, PythonFacts
 from starsd_deploy.steps import WheelFile
 from starsd_edge.errors import DeployError
+from starsd_edge.whole_file import write_whole
 
 __all__ = ["DeviceEnvironment", "WheelSet", "closure", "environment_of", "platform_tags", "resolve_wheels"]
 
 OLDEST_MANYLINUX = 17  # manylinux2014; wheels for older glibc carry this tag as well
 PIP_TIMEOUT_S = 1800
 MAX_PASSES = 8  # each pass finds at least one missing package; chains of markers are short
+LOCK_MODE = 0o600
 
 
 class DeviceEnvironment(msgspec.Struct, frozen=True):
@@ -151,7 +153,7 @@ def resolve_wheels(
         )
     wheels = tuple(_wheel_file(names[name]) for name in sorted(needed))
     result = WheelSet(environment=environment, wheels=wheels)
-    lock.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    write_whole(lock, msgspec.json.format(msgspec.json.encode(result)).decode(), LOCK_MODE)
     return result
 
 

@@ -114,6 +114,19 @@ def test_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
         load_fleet(tmp_path / "fleet.toml")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty; remove it and run: starsd deploy init"),
+        ("# nothing\n", "the file is empty"),
+        ("[project]\nname = 'x'\n", r"no inventory, for want of a \[devices.NAME\] table; .* --fleet"),
+    ],
+)
+def test_a_file_that_is_no_inventory_says_what_to_do(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
 def test_lines_are_found_in_tables_and_dotted_keys() -> None:
     text = "a = 1\n[t]\nb.c = 2\n[[x]]\n['q']\nd=3\n"
     assert [line_of(text, k) for k in (("a",), ("t",), ("t", "b", "c"), ("q", "d"), ("no",))] == [

@@ -28,11 +28,25 @@ def test_single_host_is_a_target_without_a_service() -> None:
     assert (only.role, only.service) == (Role.TARGET, ())
 
 
+@pytest.mark.parametrize("host", ["_lab.example.org", "[::1]", "a." * 60 + "org", "my_nano"])
+def test_every_address_that_is_taken_makes_an_inventory_that_can_be_read(host: str) -> None:
+    (only,) = parse_fleet(starter_fleet((host,), None), Path("fleet.toml")).devices
+    assert only.host == host.strip("[]")
+
+
 @pytest.mark.parametrize(
     ("hosts", "draft", "message"),
     [
         (("a", "a"), None, "same device name"),
         (("a b:c:d",), None, "not of the form"),
+        (("a b",), None, "'a b' is not of the form"),
+        (("me you@nano1",), None, "not of the form"),
+        (('a"b',), None, "not of the form"),
+        (("-v",), None, "not of the form"),
+        (("nano1..lan",), None, "not of the form"),
+        (("10.0.0.256",), None, "not of the form"),
+        (("[fe80:::1]",), None, "not of the form"),
+        (("nano1:70000",), None, "not of the form"),
         (("a",), "b", "not among"),
     ],
 )
