@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,6 +146,122 @@ def test_a_cut_file_and_a_folder_without_a_head_are_named(folder: Path, tmp_path
         load_head(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "value", "complaint"),
+    [
+        ("head", "num_kv_heads", 0, "num_kv_heads is 0; it must be 1 to"),
+        ("head", "num_heads", -4, "num_heads is -4"),
+        ("head", "hidden_size", -64, "hidden_size is -64"),
+        ("head", "intermediate_size", 2**62, "intermediate_size is"),
+        ("head", "vocab_size", 10**30, "not a draft head's configuration"),
+        ("head", "head_dim", 0, "head_dim is 0"),
+        ("head", "rms_eps", -1, "rms_eps is -1"),
+        ("head", "rope_theta", 0, "rope_theta is 0"),
+        ("head", "rope_theta", -1, "rope_theta is -1"),
+        ("head", "rope_scale", 0, "rope_scale is 0"),
+        ("identity", "feature_size", 63, "an identity of 512 tokens and features 63 wide"),
+        ("identity", "vocab_size", 511, "an identity of 511 tokens"),
+        ("identity", "hidden_size", [[]] * 3, "not a draft head's configuration"),
+    ],
+)
+def test_a_number_that_no_head_has_is_named(
+    folder: Path, part: str, key: str, value: object, complaint: str
+) -> None:
+    file = folder / "config.json"
+    raw = json.loads(file.read_text())
+    raw[part][key] = value
+    file.write_text(json.dumps(raw))
+    with pytest.raises(BundleError, match=complaint):
+        load_head(folder)
+
+
+def test_a_deep_configuration_and_a_pipe_are_refused(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_bytes(b'{"a":' + b"[" * 200_000)
+    with pytest.raises(BundleError, match="not a draft head's configuration"):
+        load_head(folder)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(BundleError, match="not a regular file"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value", "complaint"),
+    [
+        ("head", "fc.weight", math.nan, "fc.weight holds NaN or infinity"),
+        ("head", "mlp_norm.weight", -math.inf, "mlp_norm.weight holds NaN or infinity"),
+        ("head", "qkv_proj.weight", torch.complex64, "qkv_proj.weight is complex64, not float16, bfloat16"),
+        ("head", "qkv_proj.weight", torch.int8, "qkv_proj.weight is int8"),
+        ("head", "draft_to_target", torch.float32, "draft_to_target is torch.float32, not int32"),
+        ("target", "embedding", math.nan, "embedding holds NaN or infinity; delete it to have it made again"),
+        ("target", "embedding", torch.bool, "embedding is bool"),
+    ],
+)
+def test_weights_of_another_kind_and_not_finite_ones_are_named(
+    folder: Path, file: str, name: str, value: float | torch.dtype, complaint: str
+) -> None:
+    path = folder / f"{file}.safetensors"
+    tensors = load_file(path)
+    if isinstance(value, torch.dtype):
+        tensors[name] = tensors[name].to(value)
+    else:
+        tensors[name].view(-1)[-1] = value
+    save_file(tensors, path)
+    with pytest.raises(BundleError, match=complaint):
+        load_head(folder, dtype=None)
+
+
+def test_what_cannot_be_loaded_again_is_not_put_in_place(folder: Path) -> None:
+    """Neither NaN nor what half precision makes infinite; what was there stays."""
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for value, complaint in ((math.nan, "holds NaN"), (1e9, "holds values beyond float16")):
+        head = random_head(HeadKind.EAGLE1, seed=1)
+        head.o_proj.weight.data[3, 5] = value
+        with pytest.raises(BundleError, match=f"o_proj.weight {complaint}"):
+            save_head(head, manifest_of(head), folder)
+    assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+class Cached:
+    """A head without `target.safetensors`, for TARGET, and the cache's file of it."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        head = random_head(HeadKind.EAGLE1)
+        save_head(head, manifest_of(head, open_target_rows(TARGET).hash), folder)
+        (folder / "target.safetensors").unlink()
+        load_head(folder, TARGET)
+        (self.file,) = cache.rglob("*.safetensors")
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, own_cache: Path, size: int) -> None:
+    cached = Cached(tmp_path / "head", own_cache)
+    whole = cached.file.read_bytes()
+    os.truncate(cached.file, size)
+    with pytest.raises(BundleError, match=r"name the target once .* cannot be read .*; delete it"):
+        load_head(cached.folder)
+    load_head(cached.folder, TARGET)
+    assert whole == cached.file.read_bytes()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached = Cached(tmp_path / "head", own_cache)
+    cached.file.unlink()
+    cached.file.mkdir()
+    load_head(cached.folder, TARGET)
+    assert "cannot be kept" in caplog.text
+    assert [cached.file] == list(cached.file.parent.iterdir())
+    shutil.rmtree(own_cache)
+    own_cache.write_text("a file")
+    caplog.clear()
+    load_head(cached.folder, TARGET)
+    assert "cannot be kept" in caplog.text
+
+
 class Published:
     """A published head that a test changes before it is converted."""
 
@@ -199,6 +318,16 @@ def test_eagle3_taps_three_layers_and_sends_them_projected(eagle3: Published) ->
     assert manifest.head.feature_size == 3 * 64
     identity = manifest.identity
     assert (identity.feature_layers, identity.feature_norm, identity.feature_size) == ((2, 4, 5), False, 64)
+
+
+def test_another_projection_than_the_named_is_refused(eagle3: Published) -> None:
+    eagle3.convert()
+    file = eagle3.folder / "out" / "head.safetensors"
+    tensors = load_file(file)
+    tensors["fc.weight"][0, 0] += 1
+    save_file(tensors, file)
+    with pytest.raises(BundleError, match=r"fc\.weight is not the one that its config\.json names"):
+        load_head(eagle3.folder / "out")
 
 
 def test_eagle3_of_the_whole_vocabulary_has_no_table(eagle3: Published) -> None:

@@ -13,27 +13,37 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from starsd_edge.config import cache_dir
 from starsd_edge.errors import BundleError
-from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.greeting import Identity, projection_hash
 from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
 from starsd_server.heads.target import open_target_rows
+from starsd_server.heads.tensors import (
+    INDEX_DTYPES,
+    check_finite,
+    check_regular,
+    is_finite,
+    read_tensors,
+    write_tensors,
+)
 
 __all__ = ["EMBEDDED_HEAD", "HeadManifest", "load_head", "read_manifest", "save_head"]
 
+log = logging.getLogger("starsd.heads")
+
 FORMAT = "starsd-head-1"
 CONFIG_NAME, HEAD_NAME, TARGET_NAME = "config.json", "head.safetensors", "target.safetensors"
+MAX_TRAINED_LEN = 1 << 31  # tokens; more is no length
 EMBEDDED_HEAD = Path(__file__).parent / "embedded"
 
 
@@ -56,8 +66,14 @@ class HeadManifest:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"format '{self.format}', this version reads '{FORMAT}'")
-        if self.trained_len < 0:
+        if not 0 <= self.trained_len <= MAX_TRAINED_LEN:
             raise ValueError(f"trained on {self.trained_len} tokens")
+        wanted = (self.head.vocab_size, self.head.hidden_size)
+        if wanted != (self.identity.vocab_size, self.identity.feature_size):
+            raise ValueError(
+                f"a head of {wanted[0]} tokens and {wanted[1]} wide for an identity of "
+                f"{self.identity.vocab_size} tokens and features {self.identity.feature_size} wide"
+            )
 
     def max_len(self, longest: int) -> int:
         """Tokens of a context that it drafts for, where nobody's may have more than `longest`."""
@@ -76,16 +92,19 @@ def load_head(
         dtype: of all weights; None leaves each as it is stored, and mapped from its file.
 
     Raises:
-        BundleError: a file is missing or damaged, tensors are missing, extra or of another shape, or the
-            target is needed and not given.
+        BundleError: a file is missing or damaged, tensors are missing, extra, of another shape or kind or not
+            finite, or the target is needed and not given.
     """
     manifest = read_manifest(folder)
-    tensors = _read(folder / HEAD_NAME)
+    file = folder / HEAD_NAME
+    tensors = read_tensors(file)
     head = _empty(manifest.head)
     tensors.setdefault("draft_to_target", torch.arange(manifest.head.draft_vocab_size, dtype=torch.int32))
-    _check(folder / HEAD_NAME, tensors, head, without=_target_names(manifest.head))
+    _check(file, tensors, head, without=_target_names(manifest.head))
+    _check_vocabulary(file, tensors["draft_to_target"], manifest.head)
     tensors["draft_to_target"] = tensors["draft_to_target"].long()
-    _check_vocabulary(folder / HEAD_NAME, tensors["draft_to_target"], manifest.head)
+    check_finite(file, ((name, tensor) for name, tensor in tensors.items() if name != "draft_to_target"))
+    _check_projection(file, tensors, manifest)
     rows = _target_tensors(folder, manifest, tensors["draft_to_target"], target)
     values = {
         name: value.to(dtype) if dtype is not None and value.is_floating_point() else value
@@ -98,30 +117,57 @@ def load_head(
 def read_manifest(folder: Path) -> HeadManifest:
     """config.json of a head. Raises BundleError naming file and field."""
     file = folder / CONFIG_NAME
+    check_regular(file)
     try:
         return msgspec.json.decode(file.read_bytes(), type=HeadManifest)
     except OSError as error:
         raise BundleError(
             f"{folder}: not a draft head, {CONFIG_NAME} cannot be read ({error.strerror})"
         ) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{file}: not a draft head's configuration ({error})") from error
 
 
 def save_head(
     head: EagleHead, manifest: HeadManifest, folder: Path, dtype: torch.dtype = torch.float16
 ) -> None:
-    """Write all three files; learned and target's tensors in `dtype`. The folder is made when missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach() for name, tensor in head.state_dict().items()}
+    """Write all three files; learned and target's tensors in `dtype`. The folder is made when missing.
+
+    What was written is loaded before it takes the place of what was there.
+
+    Raises BundleError: the folder cannot be written, or a weight is beyond `dtype`.
+    """
+    state = {
+        name: _narrowed(folder, name, tensor.detach(), dtype) for name, tensor in head.state_dict().items()
+    }
     theirs = {name: state.pop(name) for name in _target_names(manifest.head)}
-    vocabulary = state.pop("draft_to_target").to(torch.int32)
-    own = {name: tensor.to(dtype) for name, tensor in state.items()}
-    if manifest.head.draft_vocab_size < manifest.head.vocab_size:
-        own["draft_to_target"] = vocabulary
-    _write(own, folder / HEAD_NAME)
-    _write({name: tensor.to(dtype) for name, tensor in theirs.items()}, folder / TARGET_NAME)
-    (folder / CONFIG_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    if manifest.head.draft_vocab_size == manifest.head.vocab_size:
+        del state["draft_to_target"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
+            draft = Path(new)
+            write_tensors(state, draft / HEAD_NAME)
+            write_tensors(theirs, draft / TARGET_NAME)
+            (draft / CONFIG_NAME).write_bytes(
+                msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+            )
+            load_head(draft, dtype=None)
+            for name in (HEAD_NAME, TARGET_NAME, CONFIG_NAME):
+                os.replace(draft / name, folder / name)
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+def _narrowed(folder: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype`, the table of ids in int32. Raises BundleError when a weight is none or does not fit."""
+    if name == "draft_to_target":
+        return tensor.to(torch.int32)
+    check_finite(folder, [(name, tensor)])
+    narrow = tensor.to(dtype)
+    if not is_finite(narrow):
+        raise BundleError(f"{folder}: {name} holds values beyond {str(dtype).removeprefix('torch.')}")
+    return narrow
 
 
 def _target_names(config: HeadConfig) -> tuple[str, ...]:
@@ -152,11 +198,22 @@ def _check(file: Path, found: dict[str, Tensor], head: EagleHead, without: tuple
 
 
 def _check_vocabulary(file: Path, draft_to_target: Tensor, config: HeadConfig) -> None:
+    if draft_to_target.dtype not in INDEX_DTYPES:
+        raise BundleError(f"{file}: draft_to_target is {draft_to_target.dtype}, not int32")
     low, high = int(draft_to_target.min()), int(draft_to_target.max())
     if low < 0 or high >= config.vocab_size or len(set(draft_to_target.tolist())) != len(draft_to_target):
         raise BundleError(
             f"{file}: draft_to_target must hold different tokens of 0 to {config.vocab_size - 1}"
         )
+
+
+def _check_projection(file: Path, tensors: dict[str, Tensor], manifest: HeadManifest) -> None:
+    """It runs on the edges, which know it by this hash."""
+    named = manifest.identity.projection
+    if manifest.head.kind is not HeadKind.EAGLE3 or named is msgspec.UNSET:
+        return
+    if projection_hash(tensors["fc.weight"].float().numpy()) != named:
+        raise BundleError(f"{file}: fc.weight is not the one that its {CONFIG_NAME} names; convert it again")
 
 
 def _target_tensors(
@@ -168,21 +225,22 @@ def _target_tensors(
     if config.kind is HeadKind.EAGLE1:
         shapes["lm_head"] = (config.draft_vocab_size, config.hidden_size)
     cached = cache_dir() / "heads" / _cache_key(manifest, draft_to_target) / TARGET_NAME
-    for file in (folder / TARGET_NAME, cached):
-        if file.is_file():
-            rows = _read(file)
-            if {name: tuple(rows[name].shape) for name in rows} != shapes:
-                raise BundleError(
-                    f"{file}: holds other tensors than {shapes}; delete it to have it made again"
-                )
-            return rows
+    if (beside := folder / TARGET_NAME).exists():
+        return _read_rows(beside, shapes)
+    damage = ""
+    if os.path.isfile(cached):
+        try:
+            return _read_rows(cached, shapes)
+        except BundleError as error:
+            damage = f" ({error})"
+            log.warning("the cache is damaged, it is made anew%s", damage)
     if target is None and folder == EMBEDDED_HEAD:
         # The embedded model belongs to another product of the same installation, hence by name.
         target = Path(importlib.import_module("starsd_jetson.embedded").gguf_path())
     if target is None:
         raise BundleError(
             f"{folder}: no {TARGET_NAME}; name the target once (bundle, GGUF file or Hugging Face folder) "
-            "and it will be made from it"
+            f"and it will be made from it{damage}"
         )
     source = open_target_rows(target)
     if source.hash != manifest.identity.target_hash:
@@ -193,26 +251,26 @@ def _target_tensors(
     rows = {"embedding": torch.from_numpy(source.embedding()).half()}
     if config.kind is HeadKind.EAGLE1:
         rows["lm_head"] = torch.from_numpy(source.lm_head(draft_to_target.numpy())).half()
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    _write(rows, cached)
+    check_finite(target, rows.items())
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(rows, cached)
+    except OSError as error:
+        log.warning("%s cannot be kept, the next start makes it again (%s)", cached, error)
+    return rows
+
+
+def _read_rows(file: Path, shapes: dict[str, tuple[int, int]]) -> dict[str, Tensor]:
+    try:
+        rows = read_tensors(file)
+        if {name: tuple(rows[name].shape) for name in rows} != shapes:
+            raise BundleError(f"{file}: holds other tensors than {shapes}")
+        check_finite(file, rows.items())
+    except BundleError as error:
+        raise BundleError(f"{error}; delete it to have it made again") from error
     return rows
 
 
 def _cache_key(manifest: HeadManifest, draft_to_target: Tensor) -> str:
     vocabulary = hashlib.sha256(draft_to_target.numpy().tobytes()).hexdigest()
     return f"{manifest.identity.digest()[:16]}-{vocabulary[:16]}"
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise BundleError(f"{file}: cannot be read as safetensors ({error})") from error
-
-
-def _write(tensors: dict[str, Tensor], file: Path) -> None:
-    """A reader sees the old file or the new one, never a part."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    metadata: dict[str, Any] = {"format": "pt"}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
-    os.replace(partial, file)

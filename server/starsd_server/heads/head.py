@@ -33,6 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from starsd_edge.protocol.limits import MAX_FEATURE_SIZE, MAX_VOCAB_SIZE
+
 __all__ = ["Attend", "EagleHead", "HeadConfig", "HeadKind", "attention"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,9 +51,26 @@ class HeadKind(enum.Enum):
         return f"EAGLE-{self.value[-1]}"
 
 
+# Far beyond any head, far below what overflows or is allocated before anyone noticed.
+MAX_SIZE = 1 << 18
+RANGES: tuple[tuple[str, float, float], ...] = (
+    ("hidden_size", 1, MAX_FEATURE_SIZE),
+    ("intermediate_size", 1, MAX_SIZE),
+    ("num_heads", 1, MAX_SIZE),
+    ("num_kv_heads", 1, MAX_SIZE),
+    ("head_dim", 2, MAX_SIZE),
+    ("vocab_size", 1, MAX_VOCAB_SIZE),
+    ("draft_vocab_size", 1, MAX_VOCAB_SIZE),
+    ("feature_size", 1, MAX_SIZE),
+    ("rms_eps", 1e-12, 1.0),
+    ("rope_theta", 1.0, 1e12),
+    ("rope_scale", 1e-3, 1e6),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """Everything that shapes a head. All sizes in elements.
+    """Everything that shapes a head. All sizes in elements. Raises ValueError beyond RANGES.
 
     feature_size      width of what the target gives: H, or the taps of EAGLE-3 side by side (3H)
     draft_vocab_size  tokens the head can propose; equal to `vocab_size` when it can propose all
@@ -73,11 +92,15 @@ class HeadConfig:
     fc_bias: bool = False
 
     def __post_init__(self) -> None:
+        for name, least, most in RANGES:
+            value = getattr(self, name)
+            if not least <= value <= most:  # nor is NaN
+                raise ValueError(f"{name} is {value}; it must be {least} to {most}")
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise ValueError(
                 f"{self.num_heads} heads over {self.num_kv_heads} KV heads of {self.head_dim} do not fit"
             )
-        if not 1 <= self.draft_vocab_size <= self.vocab_size:
+        if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"a draft vocabulary of {self.draft_vocab_size} of {self.vocab_size} tokens")
         if self.kind is HeadKind.EAGLE1 and self.feature_size != self.hidden_size:
             raise ValueError(f"EAGLE-1 takes features {self.hidden_size} wide, not {self.feature_size}")
