@@ -19,6 +19,7 @@ from starsd_deploy.apply import Outcome, Pace, apply_plan, parse_batch
 from starsd_deploy.checks import Level
 from starsd_deploy.cli_operate import exec_, keys, logs, rollback, unlock_
 from starsd_deploy.cli_options import DEFAULT_FLEET, Selection, end_with, selecting, sudo_from
+from starsd_deploy.folders import require_folders
 from starsd_deploy.inventory import inventory_schema
 from starsd_deploy.lease import this_holder
 from starsd_deploy.plan import Plan, read_plan, write_plan
@@ -174,6 +175,7 @@ def apply(
 
 
 def _make_plan(selection: Selection, refresh: bool) -> tuple[Planned, ...]:
+    require_folders(Path(selection.fleet.path), selection.devices)
     devices = with_drafts(selection.fleet, selection.devices)
     found = survey(selection.fleet, devices, selection.login, selection.parallel, time.time)
     workshop = Workshop(cache_dir(), refresh=refresh, report=lambda line: click.echo(line, err=True))

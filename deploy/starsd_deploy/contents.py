@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from starsd_deploy.blobs import Blob, hash_file
+from starsd_deploy.folders import NO_FOLDER
 from starsd_deploy.steps import Content, ContentFile
 from starsd_edge.errors import BundleError
 from starsd_edge.whole_file import write_whole
@@ -60,9 +61,7 @@ def read_content(link: str, folder: Path, cache: HashCache) -> Content:
         BundleError: no such folder, or nothing in it.
     """
     if not folder.is_dir():
-        raise BundleError(
-            f"{folder}: no such folder; `starsd export` makes a bundle, `starsd draft train` a head"
-        )
+        raise BundleError(f"{folder}: {NO_FOLDER}")
     files = []
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
