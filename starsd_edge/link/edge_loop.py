@@ -184,7 +184,9 @@ class EdgeLoop:
                 reason = handshake_trouble(event, value, self.address, fingerprint)
                 self._obey(self._connection.denied(reason, time.monotonic()))
         elif event == zmq.EVENT_DISCONNECTED:
-            if self._connection.state is not EdgeState.CONNECTING:
+            if self._connection.state is EdgeState.CONNECTING:  # before the handshake: nobody retries it
+                self._lost(why_unreachable(self.address))
+            else:
                 self._lost(f"the connection to {self.address} broke")
         elif event == zmq.EVENT_CONNECT_RETRIED:
             self._lost(why_unreachable(self.address))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+import zmq
 
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import ConfigError
@@ -175,6 +176,15 @@ def test_a_listener_that_never_speaks_does_not_pass_for_a_service(closing: Calla
         drafter = closing(RemoteDrafter(address, hello(), timing=FAST))
         drafter.start(1)
         assert drafter.poll(0.3) is None
+        assert not drafter.state().ready
+
+
+def test_a_services_monitor_port_is_told_not_to_be_its_service(closing: Callable) -> None:
+    """Its socket ends the connection before the handshake: ZeroMQ tries no more, and calls it no failure."""
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        drafter = closing(RemoteDrafter(f"tcp://127.0.0.1:{port}", hello(), timing=FAST))
+        until(drafter, lambda: "does not answer like a draft service" in drafter._connection.reason)
         assert not drafter.state().ready
 
 
