@@ -176,6 +176,31 @@ def test_the_command_prints_what_a_script_can_read() -> None:
     assert given["bottleneck"] in given["resources"]
     text = CliRunner().invoke(command, [], catch_exceptions=False).output
     assert "carries" in text
+    assert text.startswith("by default: 8 devices")
+    assert text.endswith("models: agx-orin-int4 Qwen3-8B INT4 AWQ\n")
+
+
+def test_the_text_says_what_its_figures_are_of() -> None:
+    words = [
+        "--device",
+        "agx-orin-int4=4",
+        "--device",
+        "orin-nano-int4=8,rtt_ms=1",
+        "--what-if",
+        "devices=+20",
+    ]
+    text = CliRunner().invoke(command, words, catch_exceptions=False).output
+    assert text.startswith("as given: 12 devices")
+    assert "\n   21.3 x orin-nano-int4" in text
+    *_, last = text.splitlines()
+    models = "agx-orin-int4 Qwen3-8B INT4 AWQ, orin-nano-int4 Qwen3-1.7B INT4 AWQ"
+    assert last == f"models: {models}; tokens/s of different models do not compare"
+
+
+@pytest.mark.parametrize(("rtt_ms", "hinted"), [("2", False), ("500", True)])
+def test_a_class_that_would_be_slower_than_plain_is_said_to_decode_plainly(rtt_ms: str, hinted: bool) -> None:
+    text = CliRunner().invoke(command, ["--rtt-ms", rtt_ms], catch_exceptions=False).output
+    assert ("a device decodes plainly and is no slower" in text) == hinted
 
 
 def test_measured_steps_take_the_place_of_a_profile() -> None:
@@ -223,7 +248,7 @@ def test_a_board_of_ones_own_is_what_bench_target_measured(tmp_path: Path) -> No
     one, two = {"1": 0.08, "16": 0.11, "64": 0.3}, {"1": 0.05, "16": 0.06, "64": 0.2}
     file.write_text(json.dumps({"rows": [{"threads": 1, "costs_s": one}, {"threads": 2, "costs_s": two}]}))
     (group,) = parse_groups([f"{file}=3"])
-    assert (group.label, group.count) == ("board", 3.0)
+    assert (group.label, group.count, group.model) == ("board", 3.0, "a model of your own")
     assert (group.curve.plain_s, group.curve(16)) == (0.05, 0.06)
     for nonsense in ("{", "[]", '{"rows": []}', '{"rows": [{"costs_s": {"1": "x"}}]}'):
         file.write_text(nonsense)

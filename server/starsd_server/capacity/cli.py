@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import click
+from click.core import ParameterSource
 
 from starsd_edge.decoding.costs import CostCurve, profile_names
 from starsd_edge.errors import UsageError
@@ -89,13 +90,21 @@ def command(
         host_ms=host_ms,
         policy=Policy(scheduler),
     )
-    named = [("as given", scenario), *((change, changed(scenario, change)) for change in changes)]
+    first = "as given" if _was_given(click.get_current_context()) else "by default"
+    named = [(first, scenario), *((change, changed(scenario, change)) for change in changes)]
     reports = [(name, examine(each)) for name, each in named]
     if as_json:
         click.echo(json.dumps([{"case": name, **report.as_dict()} for name, report in reports], indent=2))
         return
     for name, report in reports:
         click.echo("\n".join(lines_of(name, report)))
+    click.echo(models_line(scenario))
+
+
+def _was_given(context: click.Context) -> bool:
+    """Whether the user described anything: how it is printed and what it is compared with are not that."""
+    about = set(context.params) - {"changes", "as_json"}
+    return any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in about)
 
 
 def lines_of(name: str, report: Report) -> list[str]:
@@ -103,13 +112,17 @@ def lines_of(name: str, report: Report) -> list[str]:
     total = sum(group.count for group in scenario.devices)
     width = max(len(group.label) for group in scenario.devices)
     hosts = "1 draft host" if scenario.hosts == 1 else f"{scenario.hosts} draft hosts"
-    lines = [
-        f"{name}: {total:g} devices, {hosts}, {scenario.rtt_ms:g} ms round trip, {scenario.policy.value}"
-    ]
+    link = f"{scenario.rtt_ms:g} ms round trip"
+    lines = [f"{name}: {_count(total)} devices, {hosts}, {link}, {scenario.policy.value}"]
     for group, each in zip(scenario.devices, fleet.served, strict=True):
         lines.append(
-            f"  {group.count:>5g} x {each.name:<{width}} {each.tokens_per_s:7.1f} tokens/s each, "
+            f"  {_count(group.count):>5} x {each.name:<{width}} {each.tokens_per_s:7.1f} tokens/s each, "
             f"{each.ratio_to_plain:.2f} x plain; a tree takes {each.draft_s * 1e3:.1f} ms"
+        )
+    if any(round(each.ratio_to_plain, 2) < 1 for each in fleet.served):
+        lines.append(
+            "  where it is below 1.00 x, a device decodes plainly and is no slower than alone; "
+            "that is not in this model"
         )
     used = ", ".join(f"{each.name} {each.used:.0%}" for each in fleet.resources if each.used > 0)
     lines.append(f"  together {report.tokens_per_s:.0f} tokens/s; {used}")
@@ -118,6 +131,18 @@ def lines_of(name: str, report: Report) -> list[str]:
         f"{report.gains_up_to} before one is slower than plain; first in the way: {fleet.bottleneck.name}"
     )
     return lines
+
+
+def models_line(scenario: Scenario) -> str:
+    """Which model each profile was measured with."""
+    models = {group.name: group.model for group in scenario.devices}
+    apart = "; tokens/s of different models do not compare" if len(set(models.values())) > 1 else ""
+    return f"models: {', '.join(f'{name} {model}' for name, model in models.items())}{apart}"
+
+
+def _count(devices: float) -> str:
+    """Scaled classes hold parts of devices."""
+    return f"{round(devices, 1):.12g}"
 
 
 def profile_steps(profile: EngineProfile) -> StepSeconds:

@@ -21,6 +21,7 @@ class DeviceGroup:
     """`count` devices of a kind, on links alike.
 
     curve   T(n)
+    model   whose T(n) it is, and its precision
     rtt_ms  of their links; None: the fleet's
     tokens  that a round brings them; None: as the fleet's
     """
@@ -28,6 +29,7 @@ class DeviceGroup:
     name: str
     count: float
     curve: CostCurve
+    model: str = ""
     rtt_ms: float | None = None
     tokens: float | None = None
 
@@ -49,7 +51,8 @@ def _parse(text: str) -> DeviceGroup:
     name, _, count = first.rpartition("=")
     try:
         differs = {key: float(value) for key, value in (part.split("=") for part in rest)}
-        group = DeviceGroup(Path(name).stem, float(count), _curve(name), **differs)
+        curve, model = _timing(name)
+        group = DeviceGroup(Path(name).stem, float(count), curve, model, **differs)
     except (ValueError, TypeError):
         raise UsageError(f"--device {text}: {WANTED}") from None
     if not all(math.isfinite(value) for value in (group.count, *differs.values())):
@@ -61,15 +64,17 @@ def _parse(text: str) -> DeviceGroup:
     return group
 
 
-def _curve(name: str) -> CostCurve:
-    """Of a profile that ships, or of a file: T(n) of the number of threads that is fastest there."""
+def _timing(name: str) -> tuple[CostCurve, str]:
+    """Of a profile that ships, or of a file: T(n) of the fastest number of threads there; the model."""
     if not name.endswith(".json"):
-        return load_profile(name).curve
+        profile = load_profile(name)
+        return profile.curve, f"{profile.model} {profile.precision}"
     try:
         rows = json.loads(Path(name).read_text(encoding="utf-8"))["rows"]
-        costs = min((row["costs_s"] for row in rows), key=lambda each: float(each["1"]))
-        points = sorted((int(size), float(seconds)) for size, seconds in costs.items())
-        return CostCurve(tuple(size for size, _ in points), tuple(seconds for _, seconds in points))
+        fastest = min(rows, key=lambda row: float(row["costs_s"]["1"]))
+        points = sorted((int(size), float(seconds)) for size, seconds in fastest["costs_s"].items())
+        curve = CostCurve(tuple(size for size, _ in points), tuple(seconds for _, seconds in points))
+        return curve, f"{fastest.get('bundle', 'a model')} {fastest.get('quantisation', 'of your own')}"
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
