@@ -31,7 +31,8 @@ COPY_BYTES = 1 << 20
 
 
 def gguf_path() -> Path:
-    """The GGUF file, fetched when it is not there yet. Raises BundleError when it cannot be had."""
+    """The GGUF file, fetched when it is not there yet. Raises BundleError when it cannot be had,
+    ResourceError when it cannot be kept."""
     with lock(cache_dir() / ".fetch.lock"):
         return fetch(gguf_file())
 
@@ -63,9 +64,16 @@ def gguf_file() -> Path:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """One process fetches or exports; the others wait and find it done."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    """One process fetches or exports; the others wait and find it done. Raises ResourceError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise ResourceError(
+            f"{path.parent}: the cache folder cannot be written ({error.strerror}); "
+            "name another in STARSD_CACHE"
+        ) from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

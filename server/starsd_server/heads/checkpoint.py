@@ -37,7 +37,7 @@ from starsd_server.heads.tensors import (
     write_tensors,
 )
 
-__all__ = ["EMBEDDED_HEAD", "HeadManifest", "load_head", "read_manifest", "save_head"]
+__all__ = ["EMBEDDED_HEAD", "MAX_TRAINED_LEN", "HeadManifest", "load_head", "read_manifest", "save_head"]
 
 log = logging.getLogger("starsd.heads")
 
@@ -166,7 +166,9 @@ def _narrowed(folder: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Te
     check_finite(folder, [(name, tensor)])
     narrow = tensor.to(dtype)
     if not is_finite(narrow):
-        raise BundleError(f"{folder}: {name} holds values beyond {str(dtype).removeprefix('torch.')}")
+        raise BundleError(
+            f"{folder}: {name} holds values beyond {str(dtype).removeprefix('torch.')}; write it in float32"
+        )
     return narrow
 
 
@@ -227,21 +229,22 @@ def _target_tensors(
     cached = cache_dir() / "heads" / _cache_key(manifest, draft_to_target) / TARGET_NAME
     if (beside := folder / TARGET_NAME).exists():
         return _read_rows(beside, shapes)
-    damage = ""
+    damage: BundleError | None = None
     if os.path.isfile(cached):
         try:
             return _read_rows(cached, shapes)
         except BundleError as error:
-            damage = f" ({error})"
-            log.warning("the cache is damaged, it is made anew%s", damage)
+            damage = error
     if target is None and folder == EMBEDDED_HEAD:
         # The embedded model belongs to another product of the same installation, hence by name.
         target = Path(importlib.import_module("starsd_jetson.embedded").gguf_path())
     if target is None:
         raise BundleError(
             f"{folder}: no {TARGET_NAME}; name the target once (bundle, GGUF file or Hugging Face folder) "
-            f"and it will be made from it{damage}"
+            f"and it will be made from it" + (f" ({damage})" if damage else "")
         )
+    if damage:
+        log.warning("the rows of %s are read again (%s)", target, damage)
     source = open_target_rows(target)
     if source.hash != manifest.identity.target_hash:
         raise BundleError(

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from starsd_edge.errors import BundleError
 from starsd_edge.protocol.greeting import Identity, projection_hash
-from starsd_server.heads.checkpoint import HeadManifest, save_head
+from starsd_server.heads.checkpoint import MAX_TRAINED_LEN, HeadManifest, save_head
 from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
 from starsd_server.heads.target import open_source, open_target_rows
+from starsd_server.heads.tensors import INDEX_DTYPES, check_finite, check_regular
 
 __all__ = ["convert"]
 
@@ -45,6 +46,7 @@ EAGLE3 = {name: tuple(f"midlayer.{part}" for part in parts) for name, parts in L
 }
 # Computed tables that some exporters keep; nothing is lost with them.
 TABLES = ("t2d", "layers.0.self_attn.rotary_emb.inv_freq", "midlayer.self_attn.rotary_emb.inv_freq")
+DEFAULT_RMS_EPS = 1e-6
 DEFAULT_ROPE_THETA = 10000.0  # the reference's, when its config names none
 
 
@@ -56,9 +58,10 @@ def convert(source: Path, target: Path, out: Path, dtype: torch.dtype = torch.fl
         target: Hugging Face folder, GGUF file or bundle of the target.
 
     Raises:
-        BundleError: something is missing, extra or of another shape; names it.
+        BundleError: something is missing, extra, of another shape or kind, or not finite; names it.
     """
-    raw = _read_config(source / "config.json")
+    file = source / "config.json"
+    raw = _read_config(file)
     found = _read_weights(source)
     kind = HeadKind.EAGLE3 if any(name.startswith("midlayer.") for name in found) else HeadKind.EAGLE1
     rows = open_target_rows(target)
@@ -96,20 +99,21 @@ def convert(source: Path, target: Path, out: Path, dtype: torch.dtype = torch.fl
         name=source.resolve().name,
         head=config,
         identity=identity,
-        trained_len=_trained_len(raw, source / "config.json"),
+        trained_len=_trained_len(raw, file),
     )
     save_head(head, manifest, out, dtype)
     return manifest
 
 
 def _read_config(file: Path) -> dict[str, Any]:
+    check_regular(file)
     try:
         raw = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise BundleError(
             f"{file}: cannot be read ({error.strerror}); give a folder with an EAGLE head"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{file}: not JSON ({error})") from error
     if not isinstance(raw, dict):
         raise BundleError(f"{file}: not a JSON object")
@@ -123,13 +127,21 @@ def _read_weights(source: Path) -> dict[str, Tensor]:
         raise BundleError(f"{source}: neither *.safetensors nor pytorch_model*.bin in it")
     found: dict[str, Tensor] = {}
     for file in files:
+        check_regular(file)
         try:
             found |= load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # both libraries have a class of their own for every kind of damage
             raise BundleError(f"{file}: cannot be read safely ({error})") from error
-    if not all(isinstance(value, Tensor) for value in found.values()):
+    if not all(isinstance(name, str) and _is_plain(value) for name, value in found.items()):
         raise BundleError(f"{source}: its weights are not a plain table of tensors")
-    return {name: tensor for name, tensor in found.items() if name not in TABLES}
+    weights = {name: tensor for name, tensor in found.items() if name not in TABLES}
+    check_finite(source, ((name, tensor) for name, tensor in weights.items() if name != "d2t"))
+    return weights
+
+
+def _is_plain(value: object) -> bool:
+    """A dense tensor in memory."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
 
 
 def _config(raw: dict[str, Any], kind: HeadKind, found: dict[str, Tensor], source: Path) -> HeadConfig:
@@ -144,48 +156,67 @@ def _config(raw: dict[str, Any], kind: HeadKind, found: dict[str, Tensor], sourc
     bias = "fc.bias" in found and kind is HeadKind.EAGLE1
     if raw.get("bias", bias) and not bias and kind is HeadKind.EAGLE1:
         raise BundleError(f"{source}: missing: fc.bias, which its config.json announces")
-    theta, scale = _rope(raw, file)
     try:
-        hidden, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
-        vocab = int(raw["vocab_size"])
-        draft_vocab = int(raw.get("draft_vocab_size") or vocab) if kind is HeadKind.EAGLE3 else vocab
-        width = int(raw.get("target_hidden_size") or hidden)
+        theta, scale = _rope(raw)
+        hidden, heads = _whole(raw, "hidden_size"), _whole(raw, "num_attention_heads")
+        vocab = _whole(raw, "vocab_size")
+        draft_vocab = _whole(raw, "draft_vocab_size", vocab) if kind is HeadKind.EAGLE3 else vocab
+        width = _whole(raw, "target_hidden_size", hidden)
         return HeadConfig(
             kind=kind,
             hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
+            intermediate_size=_whole(raw, "intermediate_size"),
             num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
+            num_kv_heads=_whole(raw, "num_key_value_heads", heads),
+            head_dim=_whole(raw, "head_dim", hidden // heads),
             vocab_size=vocab,
             draft_vocab_size=draft_vocab,
             feature_size=3 * width if kind is HeadKind.EAGLE3 else hidden,
-            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_eps=_real(raw, "rms_norm_eps", DEFAULT_RMS_EPS),
             rope_theta=theta,
             rope_scale=scale,
             fc_bias=bias,
         )
     except KeyError as error:
         raise BundleError(f"{file}: no {error}") from error
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (ValueError, ZeroDivisionError) as error:
         raise BundleError(f"{file}: {error}") from error
 
 
-def _rope(raw: dict[str, Any], file: Path) -> tuple[float, float]:
+def _whole(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    """Raises KeyError where there is none and no default, ValueError for what is not a whole number."""
+    value = raw[key] if default is None or raw.get(key) is not None else default
+    if type(value) is not int:  # nor bool, which is one to isinstance
+        raise ValueError(f"{key} is {value!r:.60}, not a whole number")
+    return value
+
+
+def _real(raw: dict[str, Any], key: str, default: float | None = None) -> float:
+    """Likewise, for a number."""
+    value = raw[key] if default is None or raw.get(key) is not None else default
+    try:
+        if type(value) in (int, float):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ValueError(f"{key} is {value!r:.60}, not a number")
+
+
+def _rope(raw: dict[str, Any]) -> tuple[float, float]:
     """(theta, position divisor). With `rope_scaling` the reference ignores `rope_theta`; so do we."""
     scaling = raw.get("rope_scaling")
     if not scaling:
-        return float(raw.get("rope_theta") or DEFAULT_ROPE_THETA), 1.0
-    if scaling.get("type", scaling.get("rope_type")) != "linear":
-        raise BundleError(f"{file}: rope_scaling {scaling} is not supported (supported: linear)")
-    return DEFAULT_ROPE_THETA, float(scaling["factor"])
+        return _real(raw, "rope_theta", DEFAULT_ROPE_THETA), 1.0
+    if not isinstance(scaling, dict) or scaling.get("type", scaling.get("rope_type")) != "linear":
+        raise ValueError(f"rope_scaling {scaling!r:.60} is not supported (supported: linear)")
+    return DEFAULT_ROPE_THETA, _real(scaling, "factor")
 
 
 def _trained_len(raw: dict[str, Any], file: Path) -> int:
     """Tokens of its training's contexts; 0 where the configuration does not say."""
     length = raw.get("max_position_embeddings", 0)
-    if not isinstance(length, int) or length < 0:
-        raise BundleError(f"{file}: max_position_embeddings is {length!r}")
+    if type(length) is not int or not 0 <= length <= MAX_TRAINED_LEN:
+        raise BundleError(f"{file}: max_position_embeddings is {length!r:.60}")
     return length
 
 
@@ -200,8 +231,10 @@ def _draft_vocabulary(found: dict[str, Tensor], config: HeadConfig, source: Path
             f"{source}: missing: d2t, for a draft vocabulary of {config.draft_vocab_size} tokens out of "
             f"{config.vocab_size}"
         )
-    if difference.shape != own.shape:
-        raise BundleError(f"{source}: d2t has {len(difference)} entries, not {config.draft_vocab_size}")
+    if difference.shape != own.shape or difference.dtype not in INDEX_DTYPES:
+        raise BundleError(
+            f"{source}: d2t is {difference.dtype} {list(difference.shape)}, not int64 [{len(own)}]"
+        )
     ids = own + difference.long()
     if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size or len(set(ids.tolist())) != len(ids):
         raise BundleError(f"{source}: d2t leads to tokens outside the vocabulary or twice to the same one")
@@ -220,7 +253,17 @@ def _rename(
             f"{word}: {', '.join(what)}" for word, what in (("missing", missing), ("unknown", extra)) if what
         ]
         raise BundleError(f"{source}: not an {config.kind.label} head: {'; '.join(complaints)}")
-    return {name: torch.cat([found[part] for part in parts]) for name, parts in names.items()}
+    return {name: _stack([(part, found[part]) for part in parts], source) for name, parts in names.items()}
+
+
+def _stack(parts: list[tuple[str, Tensor]], source: Path) -> Tensor:
+    """Along the output rows, which must be equally wide."""
+    if len(parts) == 1:
+        return parts[0][1]
+    if any(part.ndim != 2 for _, part in parts) or len({part.shape[1] for _, part in parts}) > 1:
+        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts)
+        raise BundleError(f"{source}: not equally wide: {shapes}")
+    return torch.cat([part for _, part in parts])
 
 
 def _check_shapes(tensors: dict[str, Tensor], head: EagleHead, source: Path) -> None:
