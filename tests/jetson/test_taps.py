@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,13 @@ def test_a_head_that_does_not_fit_the_model_is_named(
 def test_a_folder_that_is_no_head_is_named(tiny: Callable[[str], Any], tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="not a draft head's configuration"):
         tiny("llama grouped").export(tmp_path / "bundle", quant="fp32", eagle3=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "head.safetensors"])
+def test_a_pipe_in_a_head_is_refused(name: str, tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    model = tiny("llama grouped")
+    head = write_head(tmp_path / "head", model.folder)
+    (head / name).unlink()
+    os.mkfifo(head / name)
+    with pytest.raises(BundleError, match="not a regular file"):
+        model.export(tmp_path / "bundle", quant="fp32", eagle3=head)

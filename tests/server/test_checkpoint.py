@@ -126,6 +126,8 @@ def test_a_draft_vocabulary_outside_the_targets_is_refused(folder: Path, ids: li
         ('{"name": "x"}', "missing required field `head`"),
         ("FORMAT", "format 'starsd-head-9', this version reads 'starsd-head-1'"),
         ("HEADS", "5 heads over 2 KV heads"),
+        ("NAME", "is not 1 to 128 printable characters"),
+        ("LAYERS", "an identity without feature layers"),
     ],
 )
 def test_a_damaged_configuration_is_named(folder: Path, text: str, complaint: str) -> None:
@@ -133,6 +135,10 @@ def test_a_damaged_configuration_is_named(folder: Path, text: str, complaint: st
     raw = json.loads(file.read_text())
     if text == "FORMAT":
         text = json.dumps(raw | {"format": "starsd-head-9"})
+    if text == "NAME":
+        text = json.dumps(raw | {"name": "x\x1b[31m"})
+    if text == "LAYERS":
+        text = json.dumps(raw | {"identity": raw["identity"] | {"feature_layers": []}})
     if text == "HEADS":
         text = json.dumps(raw | {"head": raw["head"] | {"num_heads": 5}})
     file.write_text(text)

@@ -103,6 +103,8 @@ def open_source(path: Path, context: int | None = None) -> WeightSource:
         raise BundleError(
             f"{path}: no such file or folder; give a GGUF file, a Hugging Face folder, or 'embedded'"
         )
+    if not path.is_file():
+        raise BundleError(f"{path}: not a regular file")
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
@@ -465,6 +467,8 @@ def open_safetensors(path: Path) -> dict[str, Callable[[], Float32Array]]:
 
 def _open_safetensors(path: Path) -> dict[str, Callable[[], Float32Array]]:
     size = path.stat().st_size
+    if not path.is_file():  # a pipe would keep its reader waiting for ever
+        raise BundleError(f"{path}: not a regular file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > size - 8:

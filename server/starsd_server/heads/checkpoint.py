@@ -43,13 +43,14 @@ log = logging.getLogger("starsd.heads")
 
 FORMAT = "starsd-head-1"
 CONFIG_NAME, HEAD_NAME, TARGET_NAME = "config.json", "head.safetensors", "target.safetensors"
+MAX_NAME_LENGTH = 128  # what a WELCOME carries
 MAX_TRAINED_LEN = 1 << 31  # tokens; more is no length
 EMBEDDED_HEAD = Path(__file__).parent / "embedded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadManifest:
-    """config.json.
+    """config.json. Raises ValueError for what no head is.
 
     name         for people, and for an edge that asks for a certain head
     head         everything that shapes the network
@@ -66,6 +67,10 @@ class HeadManifest:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"format '{self.format}', this version reads '{FORMAT}'")
+        if not 1 <= len(self.name) <= MAX_NAME_LENGTH or not self.name.isprintable():
+            raise ValueError(f"the name {self.name!r:.40} is not 1 to {MAX_NAME_LENGTH} printable characters")
+        if not self.identity.feature_layers:
+            raise ValueError("an identity without feature layers")
         if not 0 <= self.trained_len <= MAX_TRAINED_LEN:
             raise ValueError(f"trained on {self.trained_len} tokens")
         wanted = (self.head.vocab_size, self.head.hidden_size)

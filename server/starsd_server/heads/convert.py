@@ -95,12 +95,15 @@ def convert(source: Path, target: Path, out: Path, dtype: torch.dtype = torch.fl
         if eagle3
         else msgspec.UNSET,
     )
-    manifest = HeadManifest(
-        name=source.resolve().name,
-        head=config,
-        identity=identity,
-        trained_len=_trained_len(raw, file),
-    )
+    try:
+        manifest = HeadManifest(
+            name=source.resolve().name,
+            head=config,
+            identity=identity,
+            trained_len=_trained_len(raw, file),
+        )
+    except ValueError as error:
+        raise BundleError(f"{source}: {error}") from error
     save_head(head, manifest, out, dtype)
     return manifest
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.roles import Target
-from starsd_edge.errors import BundleError, ResourceError
+from starsd_edge.errors import BundleError, ResourceError, UsageError
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
@@ -124,8 +124,13 @@ def train_head(
     Raises:
         BundleError: the bundle's features are not the ones EAGLE-1 reads, or there are no texts.
         ResourceError: too few texts to train on and to hold some out.
+        UsageError: a name that no head can have.
     """
     config = head_config(bundle, plan)
+    try:
+        manifest = HeadManifest(name=name, head=config, identity=head_identity(bundle))
+    except ValueError as error:
+        raise UsageError(f"{out}: {error}") from error
     corpus = open_corpus(work / "corpus")
     held, taught = split(corpus, plan.settings.seed)
     vocabulary = draft_vocabulary(corpus, taught, config.vocab_size, config.draft_vocab_size)
@@ -146,7 +151,6 @@ def train_head(
         so_far = _finished(trainer, embedding, scale)
         listener.curve(trainer.step, acceptance(so_far, corpus, held, EVALUATED, plan.settings.dtype))
     result = _finished(trainer, embedding, scale)
-    manifest = HeadManifest(name=name, head=config, identity=head_identity(bundle))
     save_head(result, manifest, out)
     return TrainedHead(manifest, acceptance(result, corpus, held, EVALUATED))
 
