@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PORT", "command"]
 
 DEFAULT_PORT = 8642
+MAX_DRAIN_S = 86_400  # a day
 LINK_LOOK_S = 1.0  # a service that is there answers the first greeting within this
 
 
@@ -55,7 +56,7 @@ LINK_LOOK_S = 1.0  # a service that is there answers the first greeting within t
     "drain_s",
     default=60.0,
     show_default=True,
-    type=FiniteRange(0),
+    type=FiniteRange(0, MAX_DRAIN_S),
     metavar="SECONDS",
     help="For answers under way when it is told to stop.",
 )

@@ -41,7 +41,7 @@ from starsd_edge.endpoint.requests import (
     completion_settings,
     messages_of,
 )
-from starsd_edge.endpoint.worker import Delivery, Failure, Job, Worker
+from starsd_edge.endpoint.worker import Delivery, Failure, Job, StoppingError, Worker
 from starsd_edge.errors import ResourceError, StarSDError, UsageError
 
 __all__ = ["Endpoint", "create_app"]
@@ -227,6 +227,7 @@ def create_app(endpoint: Endpoint) -> ASGIApp:
             RequestError: _refuse_request,
             QueueFullError: _refuse_for_now,
             ClientDisconnect: _nobody_there,
+            StoppingError: _refuse_at_the_end,
             StarSDError: _fail,
             404: _not_found,
             405: _not_found,
@@ -372,6 +373,11 @@ async def _nobody_there(request: Request, error: Exception) -> Response:
 async def _refuse_for_now(request: Request, error: Exception) -> Response:
     retry = {"Retry-After": str(RETRY_AFTER_S)}
     return _error(ResourceError(str(error)), "rate_limit_error", 429, retry)
+
+
+async def _refuse_at_the_end(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StoppingError)
+    return _error(error, "server_error", 503)
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import socket
@@ -15,12 +16,14 @@ import uvicorn
 from starsd_edge.endpoint.accepting import Acceptor, max_connections
 from starsd_edge.endpoint.app import Endpoint, create_app
 from starsd_edge.endpoint.connection import MAX_HEAD_BYTES, Connection
+from starsd_edge.endpoint.worker import Worker
 from starsd_edge.errors import ConfigError, ResourceError
 
 __all__ = ["DRAIN_S", "Tls", "check_exposure", "check_tls", "make_server", "open_socket", "serve"]
 
 BACKLOG = 64
 DRAIN_S = 60.0  # for answers under way when the server is told to stop
+FAREWELL_S = 2  # then, to tell those without an answer; a supervisor waits 5 s longer than the drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ def serve(
     on_listening: Callable[[], None],
     drain_s: float = DRAIN_S,
 ) -> None:
-    """Answer requests until SIGINT or SIGTERM; then let running answers end, for `drain_s` at most. A second
-    SIGINT ends at once.
+    """Answer requests until SIGINT or SIGTERM; then let running answers end, for `drain_s` at most. Who
+    has no whole answer by then is told so. A second SIGINT ends at once.
 
     `on_listening` is called when clients can connect; the first are answered right after it.
     """
@@ -99,10 +102,12 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, with its connections counted from the first moment on."""
+    """uvicorn's, with its connections counted from the first moment on, and a last word to its clients."""
 
-    def __init__(self, config: uvicorn.Config, most: int) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Worker, drain_s: float, most: int) -> None:
         super().__init__(config)
+        self._worker = worker
+        self._drain_s = drain_s
         self._most = most
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -116,6 +121,13 @@ class _Server(uvicorn.Server):
             acceptor.start(BACKLOG)
         self.servers = acceptors  # type: ignore[assignment]  # closed and waited for, no more
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        end = asyncio.get_running_loop().call_later(self._drain_s, self._worker.stop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
 
     def _connection(self, refusal: str) -> Connection:
         return Connection(self.config, self.server_state, self.lifespan.state, refusal)
@@ -136,11 +148,13 @@ def make_server(
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=math.ceil(drain_s),
+            timeout_graceful_shutdown=math.ceil(drain_s) + FAREWELL_S,
             lifespan="off",
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         ),
+        endpoint.worker,
+        drain_s,
         max_connections() if most is None else most,
     )
 

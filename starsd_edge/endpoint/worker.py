@@ -12,11 +12,18 @@ from typing import TypeAlias
 from starsd_edge.chat.answer import AnswerEnd, AnswerEvent
 from starsd_edge.chat.speaker import Speaker
 from starsd_edge.endpoint.fair_queue import FairQueue
-from starsd_edge.errors import StarSDError
+from starsd_edge.errors import ResourceError, StarSDError
 
-__all__ = ["Delivery", "Failure", "Job", "Worker"]
+__all__ = ["Delivery", "Failure", "Job", "StoppingError", "Worker"]
 
 log = logging.getLogger(__name__)
+
+
+class StoppingError(ResourceError):
+    """Raised when a request comes, or is not answered yet, at the end of the server's time."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Worker:
         self._clock = clock
         self._changed = threading.Condition()
         self._running: Job | None = None
+        self._stopping = False
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="answers", daemon=True)
         self._thread.start()
@@ -71,8 +79,10 @@ class Worker:
             return self._running is not None
 
     def submit(self, job: Job) -> None:
-        """Queue `job`. Raises QueueFullError."""
+        """Queue `job`. Raises QueueFullError, StoppingError."""
         with self._changed:
+            if self._stopping:
+                raise StoppingError
             job.queued_s = self._clock()
             self._queue.put(job.client, job)
             self._changed.notify()
@@ -83,6 +93,19 @@ class Worker:
             job.cancelled.set()
             self._queue.remove(job)
             if self._running is job:
+                self.speaker.cancel()
+
+    def stop(self) -> None:
+        """End the answer under way and let nobody wait: they are told StoppingError."""
+        with self._changed:
+            self._stopping = True
+            jobs = [] if self._running is None else [self._running]
+            while (job := self._queue.take()) is not None:
+                jobs.append(job)
+            for job in jobs:
+                job.deliver(Failure(StoppingError()))
+                job.cancelled.set()
+            if self._running is not None:
                 self.speaker.cancel()
 
     def close(self) -> None:

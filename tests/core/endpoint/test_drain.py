@@ -1,9 +1,11 @@
-"""Told to stop in the middle of an answer: it ends first, or is cut when its time is up."""
+"""Told to stop in the middle of an answer: it ends first, or its client is told that its time is up."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 
 import pytest
 
@@ -65,12 +67,25 @@ def test_an_answer_under_way_ends_first(gate: threading.Event) -> None:
         assert said(begun + list(lines)) == FOX
 
 
-def test_an_answer_that_takes_too_long_is_cut(gate: threading.Event) -> None:
-    with serving(toy_speaker(target=Gated, script=FOX), drain_s=0.0) as served:
-        with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=ASK, timeout=120) as response:
-            lines = response.iter_lines()
-            next(lines)
-            served.server.should_exit = True
-            with pytest.raises(httpx.HTTPError):
-                list(lines)
+def test_at_the_end_of_its_time_everybody_without_an_answer_is_told(gate: threading.Event) -> None:
+    """An event for the stream under way, 503 for the request behind it. Both saw the connection end."""
+    body = json.dumps({**ASK, "stream": False}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with (
+        serving(toy_speaker(target=Gated, script=FOX), drain_s=0.0) as served,
+        httpx.stream("POST", f"{served.url}/v1/chat/completions", json=ASK, timeout=120) as response,
+        socket.create_connection(("127.0.0.1", served.port), timeout=120) as behind,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        behind.sendall(head.encode() + body)
+        while not served.endpoint.worker.num_waiting:
+            time.sleep(0.005)
+        served.server.should_exit = True
+        told = [line for line in lines if line]
+        refused = b"".join(iter(lambda: behind.recv(4096), b""))
         gate.set()
+    assert json.loads(told[-1].removeprefix("data: "))["error"]["message"] == "the server is stopping"
+    status, _, words = refused.partition(b"\r\n")
+    assert status.startswith(b"HTTP/1.1 503")
+    assert b"the server is stopping" in words
