@@ -4,6 +4,7 @@ be and take."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +25,22 @@ HEAD_TIMEOUT_S = 10.0  # a head comes in one go
 RETRY_AFTER_S = 5  # an idle connection is closed within that
 
 
+log = logging.getLogger(__name__)
+# uvicorn warns of whatever it cannot read, and anybody can send that; faults of ours are errors.
+log.addFilter(lambda record: record.levelno > logging.WARNING)
+
+
+class _Reader(h11.Connection):
+    """h11's, which bounds heads only as long as they are incomplete."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        before = len(self.trailing_data[0]) if self.their_state is h11.IDLE else 0
+        event = super().next_event()
+        if isinstance(event, h11.Request) and before - len(self.trailing_data[0]) > MAX_HEAD_BYTES:
+            raise h11.RemoteProtocolError("head too long", error_status_hint=431)
+        return event
+
+
 class Connection(H11Protocol):
     """uvicorn's own, which waits for the head of a request without an end and calls every refusal a 400.
 
@@ -38,6 +55,8 @@ class Connection(H11Protocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], refusal: str = ""
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self.conn = _Reader(h11.SERVER, MAX_HEAD_BYTES)
+        self.logger = log
         self._refusal = refusal
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

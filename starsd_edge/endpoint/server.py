@@ -15,7 +15,7 @@ import uvicorn
 
 from starsd_edge.endpoint.accepting import Acceptor, max_connections
 from starsd_edge.endpoint.app import Endpoint, create_app
-from starsd_edge.endpoint.connection import MAX_HEAD_BYTES, Connection
+from starsd_edge.endpoint.connection import Connection
 from starsd_edge.endpoint.worker import Worker
 from starsd_edge.errors import ConfigError, ResourceError
 
@@ -144,7 +144,6 @@ def make_server(
         uvicorn.Config(
             create_app(endpoint),
             http=Connection,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -52,6 +53,22 @@ def test_a_head_without_an_end_is_refused_and_cut_off(fox: Served) -> None:
         assert refusal(rest(client)) == (431, f"the head of a request has more than {MAX_HEAD_BYTES} bytes")
 
 
+@pytest.mark.parametrize("before", [b"", HEALTH], ids=["alone", "behind another"])
+def test_a_whole_head_that_is_too_long_is_refused(fox: Served, before: bytes) -> None:
+    """It was read in one go, and never incomplete."""
+    with connect(fox) as client:
+        client.sendall(before + HEALTH[:-2] + b"x: " + b"a" * 70_000 + b"\r\n\r\n")
+        *_, last = rest(client).split(b"HTTP/1.1 ")
+    assert refusal(b"HTTP/1.1 " + last)[0] == 431
+
+
+def test_a_head_of_the_allowed_length_is_read(fox: Served) -> None:
+    head = HEALTH[:-2] + b"Connection: close\r\nx: "
+    with connect(fox) as client:
+        client.sendall(head + b"a" * (MAX_HEAD_BYTES - len(head) - 4) + b"\r\n\r\n")
+        assert rest(client).startswith(b"HTTP/1.1 200")
+
+
 def test_a_head_that_trickles_in_is_not_waited_for(fox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "head_timeout_s", 0.05)
     with connect(fox) as client:
@@ -69,10 +86,15 @@ def test_a_connection_on_which_nothing_is_asked_ends_without_words(
         assert rest(client) == b""
 
 
-def test_bytes_that_are_no_request_are_refused_as_before(fox: Served) -> None:
+def test_bytes_that_are_no_request_are_refused_and_not_logged(
+    fox: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
     with connect(fox) as client:
         client.sendall(b"\x16\x03\x01\x02\x00 TLS, say\r\n\r\n")
         assert refusal(rest(client))[0] == 400
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_requests_follow_each_other_on_one_connection(fox: Served) -> None:
