@@ -51,6 +51,7 @@ __all__ = [
 DEFAULT_DRAFT_PORT = 7731  # as `starsd draft serve`
 DEFAULT_ENDPOINT_PORT = 8642  # as `starsd serve`
 MAX_NAME = 63  # letters
+LONGEST_DRAIN_S = 86_400  # as `starsd serve --drain`
 NAME = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}"
 )  # also a file name and a systemd instance name
@@ -158,8 +159,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError("host_key must be a fingerprint as `ssh-keygen -lf` prints it: SHA256:...")
         if self.keep_releases < 1:
             raise ValueError("keep_releases must be at least 1")
-        if self.drain_s < 0:
-            raise ValueError("drain_s must not be negative")
+        if not 0 <= self.drain_s <= LONGEST_DRAIN_S:
+            raise ValueError(f"drain_s must be between 0 and {LONGEST_DRAIN_S}")
         if ".." in Path(self.root).parts or not re.fullmatch(r"[A-Za-z0-9._/-]+", self.root):
             raise ValueError(f"root {self.root!r} may hold letters, digits and . _ - / and no '..'")
         for name in self.environment:

@@ -96,6 +96,7 @@ def test_selecting_nothing_is_an_error() -> None:
         ("[devices.nano2]", "[device.nano2]", r"line 17, device: .*unknown field `device`"),
         ("[devices.nano2]", '[devices."na no"]', r"name 'na no' must start with"),
         ('user = "root"', "keep_releases = 0", r"keep_releases must be at least 1"),
+        ('user = "root"', "drain_s = 1e9", r"drain_s must be between 0 and 86400"),
         ('user = "root"', "endpoint_port = 70000", r"endpoint_port 70000"),
         ('user = "root"', 'root = "../x"', r"no '\.\.'"),
         ('user = "root"', "user = ", r"not TOML: .*line 19"),

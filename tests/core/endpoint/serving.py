@@ -6,7 +6,7 @@ import datetime
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class Served:
     port: int
     endpoint: Endpoint
     server: uvicorn.Server
+    clients: ExitStack  # closed before the server is
 
     @property
     def url(self) -> str:
@@ -48,7 +49,8 @@ class Served:
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
         """The real client, which must not hide a failure by trying again."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+        return self.clients.enter_context(client)
 
 
 @contextmanager
@@ -74,15 +76,16 @@ def serving(
         body_timeout_s=body_timeout_s,
     )
     server = make_server(endpoint, tls, drain_s, most)
-    with open_socket("127.0.0.1", 0) as listener:
+    with open_socket("127.0.0.1", 0) as listener, ExitStack() as clients:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             while not server.started:
                 time.sleep(0.005)
                 assert thread.is_alive()
-            yield Served(listener.getsockname()[1], endpoint, server)
+            yield Served(listener.getsockname()[1], endpoint, server, clients)
         finally:
+            clients.close()
             worker.close()
             server.should_exit = True
             thread.join()
