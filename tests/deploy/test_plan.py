@@ -274,7 +274,7 @@ def test_every_service_of_a_target_reaches_what_it_runs_and_its_settings() -> No
 
 def test_model_keeps_the_name_of_its_bundle_on_the_device() -> None:
     """Its folder there is named by a hash; the endpoint calls the model as the path it was given ends."""
-    device = msgspec.structs.replace(DEVICE, bundle="/work/bundles/vicuna-7b-int4")
+    device = msgspec.structs.replace(DEVICE, bundle="/srv/bundles/vicuna-7b-int4")
     release = wanted("1.0", "", device=device).release
     assert release.links == {"bundle/vicuna-7b-int4": "b1.0"}
     assert "serve --bundle bundle/vicuna-7b-int4 " in release.run
