@@ -22,7 +22,6 @@ from starsd_edge.types import TokenArray
 __all__ = ["Conditions", "TraceTarget", "VirtualService"]
 
 SMALLEST_RTO_S = 0.2  # Linux' least retransmission timeout: a thin stream pays it for every lost segment
-ANSWER_TIMEOUT_S = 1.0  # an update is sent again after that long, as by the link
 STEP_S = 0.002  # of a head of a 7B model on a workstation GPU; a tree takes as many as it has levels
 OTHERS_DRAFT_S = 6 * STEP_S
 # Mean time in the service's queue, in drafts, by load (share of the engine's time that others ask for). Below
@@ -88,7 +87,6 @@ class VirtualService:
     """A drafter that answers as a link delivers: one update is under way, later ones leave together."""
 
     def __init__(self, trace: Trace, conditions: Conditions, clock: FakeClock, seed: int) -> None:
-        self.num_trees = 0
         self._trace = trace
         self._conditions = conditions
         self._clock = clock
@@ -119,7 +117,6 @@ class VirtualService:
         sent_s, due_s, tree = self._under_way
         self._clock.advance(max(0.0, due_s - self._clock()))
         self._under_way = None
-        self.num_trees += 1
         self._draft_s = _draft_s(tree)
         self._times.note(due_s - sent_s, self._draft_s, drafted=True)
         since = self._trace.tokens[tree.base_len : self._committed_len].tolist()
