@@ -14,6 +14,7 @@ from pathlib import Path
 from starsd_deploy.inventory import Device, Role, UnitScope
 
 __all__ = [
+    "KILL_AFTER_S",
     "ServiceLink",
     "bundle_link",
     "config_text",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 PROBE_TIMEOUT_S = 5
-KILL_AFTER_S = 5  # beyond the drain that the service itself keeps; device.sh's `restart` gives as much
+KILL_AFTER_S = 5  # beyond the drain that the service itself keeps: what is left then hangs
 PYTHON = 'env -u PYTHONPATH "$PWD/venv/bin/python" -I -m starsd_edge'
 
 

@@ -271,12 +271,12 @@ exec env -u PYTHONPATH "$root/current/venv/bin/python" -I -m starsd_edge "\$@"
 EOF
 }
 
-restart() { # restart UNIT SCOPE DRAIN_S: end the process; its unit says Restart=always and starts the new one
+restart() { # restart UNIT SCOPE KILL_S: end the process; its unit says Restart=always and starts the new one
     use_scope "$1" "$2"
     old=$(main_pid)
     [ "$old" != 0 ] || exit $NOT_RUNNING
     kill -TERM "$old" 2>/dev/null || true
-    left=$((($3 + 5) * 5)) # the service ends an answer itself after DRAIN_S; what is left then hangs
+    left=$(($3 * 5))
     while [ "$(main_pid)" = "$old" ]; do
         if [ $left -le 0 ]; then
             kill -KILL "$old" 2>/dev/null || true

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Protocol
 
 from starsd_deploy.blobs import Blob
-from starsd_deploy.commands import unit_name
+from starsd_deploy.commands import KILL_AFTER_S, unit_name
 from starsd_deploy.device import NOT_RUNNING, DeviceShell, UnhealthyError
 from starsd_deploy.engines import EngineShelf, build_engine, put_engine
 from starsd_deploy.facts import Facts, facts_script, parse_facts, state_digest
@@ -211,7 +211,8 @@ def _install_unit(shell: DeviceShell, step: InstallUnit, context: RunContext) ->
 
 def restart(shell: DeviceShell, unit: str, scope: str, drain_s: float, context: RunContext) -> None:
     """End the running process after its answers; systemd starts the current release. Root if none runs."""
-    done = shell.call("restart", unit, scope, f"{drain_s:.0f}", timeout_s=drain_s + RESTART_SLACK_S)
+    kill_s = round(drain_s) + KILL_AFTER_S
+    done = shell.call("restart", unit, scope, str(kill_s), timeout_s=drain_s + RESTART_SLACK_S)
     if done.status == 0:
         return
     if done.status != NOT_RUNNING:

@@ -23,7 +23,7 @@ from starsd_jetson.context import MAX_TREE_SIZE, ContextTarget, granted_len
 from starsd_jetson.cuda import Cuda
 from starsd_jetson.device_cache import DeviceCache, cache_names, value_type
 from starsd_jetson.onnx_session import Provider, open_session, share
-from starsd_jetson.standard_target import StandardTarget, graph_inputs
+from starsd_jetson.standard_target import StandardTarget, graph_inputs, graph_outputs
 from starsd_jetson.trt_build import PREFILL_ROWS, TYPICAL_PAST
 
 __all__ = ["PROVIDER_TARGETS", "CudaProviderTarget", "ProviderSession", "TensorrtProviderTarget"]
@@ -88,10 +88,7 @@ class CudaProviderTarget(ContextTarget):
         start, rows = self.cache.length, len(tokens)
         shapes = self.bundle.manifest.shapes
         inputs = graph_inputs(tokens, positions, mask, logit_rows, self.dtype)
-        outputs = {
-            "logits": np.empty((len(logit_rows), shapes.vocab_size), np.float32),
-            "features": np.empty((rows, shapes.feature_size), self.dtype),
-        }
+        outputs = graph_outputs(rows, len(logit_rows), shapes, self.dtype)
         binding = self.session.session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)

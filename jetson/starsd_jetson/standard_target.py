@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from starsd_edge.bundle import Bundle
+from starsd_edge.bundle import Bundle, Shapes
 from starsd_edge.decoding.roles import Invariance, TargetOutput, TargetSpec
 from starsd_edge.types import BoolArray, TokenArray
 from starsd_jetson.calibrate import measure_invariance
@@ -20,7 +20,7 @@ from starsd_jetson.context import ContextTarget, granted_len
 from starsd_jetson.device_cache import cache_names, value_type
 from starsd_jetson.onnx_session import open_session, share
 
-__all__ = ["FrontCache", "StandardTarget"]
+__all__ = ["FrontCache", "StandardTarget", "graph_inputs", "graph_outputs"]
 
 
 class FrontCache:
@@ -77,12 +77,8 @@ class StandardTarget(ContextTarget):
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]
     ) -> TargetOutput:
         start, rows = self.cache.length, len(tokens)
-        shapes = self.bundle.manifest.shapes
         inputs = graph_inputs(tokens, positions, mask, logit_rows, self.dtype)
-        outputs = {
-            "logits": np.empty((len(logit_rows), shapes.vocab_size), np.float32),
-            "features": np.empty((rows, shapes.feature_size), self.dtype),
-        }
+        outputs = graph_outputs(rows, len(logit_rows), self.bundle.manifest.shapes, self.dtype)
         for name, buffer in self.cache.buffers.items():
             inputs[name] = buffer[:start]
             outputs[f"{name}.new"] = buffer[start : start + rows]
@@ -109,4 +105,14 @@ def graph_inputs(
         "positions": positions.astype(np.int32),
         "mask": np.where(mask, 0, lowest).astype(dtype),
         "logit_rows": logit_rows.astype(np.int32),
+    }
+
+
+def graph_outputs(
+    num_rows: int, num_logits: int, shapes: Shapes, dtype: np.dtype[Any]
+) -> dict[str, NDArray[Any]]:
+    """Room for what the standard graph says besides the cache's new rows, by name."""
+    return {
+        "logits": np.empty((num_logits, shapes.vocab_size), np.float32),
+        "features": np.empty((num_rows, shapes.feature_size), dtype),
     }

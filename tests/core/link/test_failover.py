@@ -47,15 +47,7 @@ def test_a_service_that_goes_is_replaced_and_the_next_one_gets_the_whole_context
 
 
 def test_a_service_that_hangs_is_replaced(closing: Callable) -> None:
-    first, second = two_services(closing)
-    drafter = closing(drafter_over([first, second]))
-    drafter.start(token_at(0))
-    drafter.update(committed(0, 8))
-    next_tree(drafter, 9)
-    first.hang.set()
-    drafter.update(committed(8, 12))
-    assert next_tree(drafter, 13).base_len == 13
-    assert second.address == drafter.address
+    drafter = driven_off(closing)[0]
     assert drafter.stats().counters.outages == 1
 
 
@@ -67,6 +59,18 @@ def test_a_new_context_goes_back_to_the_service_that_is_meant_for_the_edge(
     touched: set[str] = set()
     for name in ("_connect", "_disconnect"):
         monkeypatch.setattr(EdgeLoop, name, noting_thread(getattr(EdgeLoop, name), touched))
+    drafter, first = driven_off(closing)
+    first.hang.clear()
+    monkeypatch.setattr(Placement, "_rested", lambda *_: True)  # half a minute later
+    drafter.start(token_at(0))
+    until(drafter, lambda: drafter.address == first.address)
+    drafter.update(committed(0, 8))
+    assert next_tree(drafter, 9).base_len == 9
+    assert touched == {"starsd-link"}
+
+
+def driven_off(closing: Callable) -> tuple[RemoteDrafter, LoopbackService]:
+    """A drafter that uses its second service since the first, which is returned too, hangs."""
     first, second = two_services(closing)
     drafter = closing(drafter_over([first, second]))
     drafter.start(token_at(0))
@@ -76,13 +80,7 @@ def test_a_new_context_goes_back_to_the_service_that_is_meant_for_the_edge(
     drafter.update(committed(8, 12))
     assert next_tree(drafter, 13).base_len == 13
     assert second.address == drafter.address
-    first.hang.clear()
-    monkeypatch.setattr(Placement, "_rested", lambda *_: True)  # half a minute later
-    drafter.start(token_at(0))
-    until(drafter, lambda: drafter.address == first.address)
-    drafter.update(committed(0, 8))
-    assert next_tree(drafter, 9).base_len == 9
-    assert touched == {"starsd-link"}
+    return drafter, first
 
 
 def noting_thread(act: Callable[[EdgeLoop], None], names: set[str]) -> Callable[[EdgeLoop], None]:
