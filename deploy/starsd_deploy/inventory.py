@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from starsd_edge.defaults import DRAFT_PORT, DRAIN_S, ENDPOINT_PORT, MAX_DRAIN_S
 from starsd_edge.errors import ConfigError, UsageError
 
 if sys.version_info >= (3, 11):
@@ -48,10 +49,7 @@ __all__ = [
     "parse_fleet",
 ]
 
-DEFAULT_DRAFT_PORT = 7731  # as `starsd draft serve`
-DEFAULT_ENDPOINT_PORT = 8642  # as `starsd serve`
 MAX_NAME = 63  # letters
-LONGEST_DRAIN_S = 86_400  # as `starsd serve --drain`
 NAME = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}"
 )  # also a file name and a systemd instance name
@@ -127,13 +125,13 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bundle: str = ""
     head: str = ""
     service: tuple[str, ...] = ()
-    draft_port: int = DEFAULT_DRAFT_PORT
+    draft_port: int = DRAFT_PORT
     endpoint_host: str = "127.0.0.1"
-    endpoint_port: int = DEFAULT_ENDPOINT_PORT
+    endpoint_port: int = ENDPOINT_PORT
     environment: dict[str, str] = {}
     arguments: tuple[str, ...] = ()
     keep_releases: int = 3
-    drain_s: float = 60.0
+    drain_s: float = DRAIN_S
     start_timeout_s: float = 300.0
     engine_timeout_s: float = 7200.0
 
@@ -159,8 +157,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError("host_key must be a fingerprint as `ssh-keygen -lf` prints it: SHA256:...")
         if self.keep_releases < 1:
             raise ValueError("keep_releases must be at least 1")
-        if not 0 <= self.drain_s <= LONGEST_DRAIN_S:
-            raise ValueError(f"drain_s must be between 0 and {LONGEST_DRAIN_S}")
+        if not 0 <= self.drain_s <= MAX_DRAIN_S:
+            raise ValueError(f"drain_s must be between 0 and {MAX_DRAIN_S}")
         if ".." in Path(self.root).parts or not re.fullmatch(r"[A-Za-z0-9._/-]+", self.root):
             raise ValueError(f"root {self.root!r} may hold letters, digits and . _ - / and no '..'")
         for name in self.environment:

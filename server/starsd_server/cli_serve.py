@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.cli.drafts import software
+from starsd_edge.defaults import DRAFT_PORT
 from starsd_edge.errors import BundleError
 from starsd_edge.link.address import MONITOR_PORT, bind_address
 from starsd_edge.link.keys import KeyPair
@@ -43,7 +44,9 @@ CHECK_BIND = "tcp://127.0.0.1:0"
     type=click.Path(path_type=Path),
     help="The target of the head at the same place (bundle, GGUF file or Hugging Face folder); needed once.",
 )
-@click.option("--bind", default="tcp://127.0.0.1:7731", show_default=True, help="Endpoint; port 0: any free.")
+@click.option(
+    "--bind", default=f"tcp://127.0.0.1:{DRAFT_PORT}", show_default=True, help="Endpoint; port 0: any free."
+)
 @click.option(
     "--monitor",
     help="Endpoint that `starsd monitor` watches; by default the port after --bind's; 'none': no.",

@@ -134,11 +134,11 @@ def command(
 def _server(attach: str | None, *, asked_for: bool) -> str | None:
     """The server to use; None to load the model here."""
     from starsd_edge.chat.remote import find_server
-    from starsd_edge.cli.serve import DEFAULT_PORT
+    from starsd_edge.defaults import ENDPOINT_PORT
 
     if attach is not None:
         return None if attach == "off" else attach
-    here = f"http://127.0.0.1:{DEFAULT_PORT}"
+    here = f"http://127.0.0.1:{ENDPOINT_PORT}"
     return here if not asked_for and find_server(here) else None
 
 

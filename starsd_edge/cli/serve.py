@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 import click
 
 from starsd_edge.cli.model_options import model_options
+from starsd_edge.defaults import DRAIN_S, ENDPOINT_PORT, MAX_DRAIN_S
 from starsd_edge.errors import ConfigError, UsageError
 from starsd_edge.ranges import FiniteRange
 
 if TYPE_CHECKING:
     from starsd_edge.chat.speaker import Speaker
 
-__all__ = ["DEFAULT_PORT", "command"]
+__all__ = ["command"]
 
-DEFAULT_PORT = 8642
-MAX_DRAIN_S = 86_400  # a day
 LINK_LOOK_S = 1.0  # a service that is there answers the first greeting within this
 
 
 @click.command()
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--port", default=ENDPOINT_PORT, show_default=True, type=click.IntRange(0, 65535))
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -54,7 +53,7 @@ LINK_LOOK_S = 1.0  # a service that is there answers the first greeting within t
 @click.option(
     "--drain",
     "drain_s",
-    default=60.0,
+    default=DRAIN_S,
     show_default=True,
     type=FiniteRange(0, MAX_DRAIN_S),
     metavar="SECONDS",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from uvicorn.server import ServerState
 
 from starsd_edge.endpoint.connection import Connection
+from starsd_edge.endpoint.places import Places, party
 
 __all__ = ["MAX_CONNECTIONS", "Acceptor", "connections_within", "max_connections"]
 
@@ -45,6 +46,8 @@ class Acceptor:
     """Takes connections from `listener`, from `start` to `close`; uvicorn's shutdown sees an asyncio.Server.
 
     make  a protocol for a new connection, given why it is refused ("" when it is not)
+    most  connections that are served at a time; where they are all taken, an address with many of them loses
+          one that nothing is asked on to an address with fewer
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Acceptor:
         self._tls = tls
         self._state = state
         self._make = make
-        self._most = most
+        self._places: Places[Connection] = Places(most)
         self._coming: dict[Connection, asyncio.Task[None]] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._warned_s = -WARN_EVERY_S
@@ -86,21 +89,38 @@ class Acceptor:
 
     def _accept(self) -> None:
         try:
-            client, _ = self._listener.accept()
+            client, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
             self._pause(error)
             return
-        num_open = len(self._state.connections | self._coming.keys())
-        if num_open >= 2 * self._most:
+        alive = self._state.connections | self._coming.keys()
+        most = self._places.most
+        if len(alive) >= 2 * most:
             client.close()  # those that are told why take a place for a moment, too
             return
-        full = f"all {self._most} connections of this server are in use" if num_open >= self._most else ""
-        connection = self._make(full)
+        self._places.keep(alive)
+        who = party(address[0])
+        if self._places.is_full and (one := self._places.who_yields(who, self._waits)) is not None:
+            self._hang_up(one)
+        refusal = f"all {most} connections of this server are in use" if self._places.is_full else ""
+        connection = self._make(refusal)
+        if not refusal:
+            self._places.take(connection, who)
         task = self._loop.create_task(self._open(client, connection))
         self._coming[connection] = task
         task.add_done_callback(lambda _: self._coming.pop(connection))
+
+    def _waits(self, connection: Connection) -> bool:
+        return connection.waits if connection in self._state.connections else True  # for TLS's handshake
+
+    def _hang_up(self, connection: Connection) -> None:
+        self._places.leave(connection)
+        if connection in self._state.connections:
+            connection.hang_up()
+        else:
+            self._coming[connection].cancel()
 
     async def _open(self, client: socket.socket, connection: Connection) -> None:
         timeouts: dict[str, float] = {}

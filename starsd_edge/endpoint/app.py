@@ -22,6 +22,7 @@ from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Speaker
 from starsd_edge.endpoint.answers import DONE, AnswerBody, ChatBody, CompletionBody, Reply
+from starsd_edge.endpoint.body import BodyReader, UnreadError
 from starsd_edge.endpoint.fair_queue import QueueFullError
 from starsd_edge.endpoint.guard import Guard
 from starsd_edge.endpoint.lingering import LingeringResponse
@@ -46,10 +47,10 @@ from starsd_edge.errors import ResourceError, StarSDError, UsageError
 
 __all__ = ["Endpoint", "create_app"]
 
-MAX_BODY_BYTES = 4 << 20  # far more text than any context holds
-BODY_TIMEOUT_S = 30.0  # a body comes in one go; one that does not holds its connection no longer
 KEEP_ALIVE_S = 10.0  # a comment line this often while a prompt is read, for impatient proxies
 RETRY_AFTER_S = 2  # what a client beyond the queue is told; about an answer's time
+RETRY_STOPPED_S = 5  # a server that is started again has its model by then, or nearly
+STOPPED_LINGER_S = 1.0  # less than the server has for its farewell
 MAX_RANDOM_SEED = 2**63
 CLIENT_GONE = 499  # nginx's number for it; HTTP has none
 
@@ -64,8 +65,13 @@ class Endpoint:
     guard: Guard
     created: int
     keep_alive_s: float = KEEP_ALIVE_S
-    body_timeout_s: float = BODY_TIMEOUT_S
+    bodies: BodyReader = field(default_factory=BodyReader)
     metrics: EndpointMetrics = field(default_factory=EndpointMetrics)
+
+    def stop(self) -> None:
+        """The server's time is up: whoever has no whole answer is told StoppingError."""
+        self.bodies.stop()
+        self.worker.stop()
 
     async def models(self, request: Request) -> Response:
         return _json(ModelList([self._card()]))
@@ -75,7 +81,7 @@ class Endpoint:
         return _json(self._card())
 
     async def chat(self, request: Request) -> Response:
-        asked = read_chat_request(await _body(request, self.body_timeout_s))
+        asked = read_chat_request(await self.bodies.read(request))
         self._check_model(asked.model)
         messages = messages_of(asked)
         settings = chat_settings(asked, self.defaults, secrets.randbelow(MAX_RANDOM_SEED))
@@ -83,7 +89,7 @@ class Endpoint:
         return await self._answer(request, asked, body, lambda speaker: speaker.answer(messages, settings))
 
     async def completion(self, request: Request) -> Response:
-        asked = read_completion_request(await _body(request, self.body_timeout_s))
+        asked = read_completion_request(await self.bodies.read(request))
         self._check_model(asked.model)
         prompt = completion_prompt(asked, self.worker.speaker.writer.tokenizer.vocab_size)
         settings = completion_settings(asked, self.defaults, secrets.randbelow(MAX_RANDOM_SEED))
@@ -314,32 +320,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _body(request: Request, timeout_s: float) -> bytes:
-    """The request's body. Raises RequestError when it is too large or too slow, ClientDisconnect."""
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
-        raise _too_large()
-    try:
-        return await asyncio.wait_for(_parts(request), timeout_s)
-    except asyncio.TimeoutError:
-        raise RequestError(
-            f"the body was not there after {timeout_s:g} s: send it in one go", code="body_too_slow"
-        ) from None
-
-
-async def _parts(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
-    return bytes(body)
-
-
-def _too_large() -> RequestError:
-    return RequestError(f"the body exceeds {MAX_BODY_BYTES} bytes", code="body_too_large")
-
-
 def _client(request: Request) -> str:
     """Whose turn in the queue a request uses: its API key's or user's, else its address."""
     return request.headers.get("authorization") or (request.client.host if request.client else "")
@@ -361,8 +341,9 @@ async def _refuse_request(request: Request, error: Exception) -> Response:
     status = {"model_not_found": 404, "body_too_slow": 408, "body_too_large": 413}.get(error.code or "", 400)
     # The rest of such a body is not waited for.
     headers = {"Connection": "close"} if status in (408, 413) else None
-    kind = LingeringResponse if status == 413 else Response
-    return kind(error_body(error, "invalid_request_error"), status, headers, media_type="application/json")
+    if status == 413:
+        return LingeringResponse(error_body(error, "invalid_request_error"), status, headers)
+    return _error(error, "invalid_request_error", status, headers)
 
 
 async def _nobody_there(request: Request, error: Exception) -> Response:
@@ -377,7 +358,10 @@ async def _refuse_for_now(request: Request, error: Exception) -> Response:
 
 async def _refuse_at_the_end(request: Request, error: Exception) -> Response:
     assert isinstance(error, StoppingError)
-    return _error(error, "server_error", 503)
+    headers = {"Retry-After": str(RETRY_STOPPED_S), "Connection": "close"}
+    if isinstance(error, UnreadError):
+        return LingeringResponse(error_body(error, "server_error"), 503, headers, STOPPED_LINGER_S)
+    return _error(error, "server_error", 503, headers)
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -59,6 +59,16 @@ class Connection(H11Protocol):
         self.logger = log
         self._refusal = refusal
 
+    @property
+    def waits(self) -> bool:
+        """Whether its client has to say something first: the head of a request, or the rest of its body."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def hang_up(self) -> None:
+        """Make room for somebody else."""
+        self._stop_timing()
+        self.transport.abort()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._refusal:

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import uvicorn
 
+from starsd_edge.defaults import DRAIN_S
 from starsd_edge.endpoint.accepting import Acceptor, max_connections
 from starsd_edge.endpoint.app import Endpoint, create_app
 from starsd_edge.endpoint.connection import Connection
-from starsd_edge.endpoint.worker import Worker
 from starsd_edge.errors import ConfigError, ResourceError
 
-__all__ = ["DRAIN_S", "Tls", "check_exposure", "check_tls", "make_server", "open_socket", "serve"]
+__all__ = ["Tls", "check_exposure", "check_tls", "make_server", "open_socket", "serve"]
 
 BACKLOG = 64
-DRAIN_S = 60.0  # for answers under way when the server is told to stop
 FAREWELL_S = 2  # then, to tell those without an answer; a supervisor waits 5 s longer than the drain
 
 
@@ -93,22 +92,27 @@ def serve(
     """Answer requests until SIGINT or SIGTERM; then let running answers end, for `drain_s` at most. Who
     has no whole answer by then is told so. A second SIGINT ends at once.
 
-    `on_listening` is called when clients can connect; the first are answered right after it.
+    `on_listening` is called when clients are served, and signals heeded.
     """
-    server = make_server(endpoint, tls, drain_s)
-    listener.listen(BACKLOG)
-    on_listening()
-    server.run(sockets=[listener])
+    make_server(endpoint, tls, drain_s, on_listening=on_listening).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """uvicorn's, with its connections counted from the first moment on, and a last word to its clients."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, drain_s: float, most: int) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        endpoint: Endpoint,
+        drain_s: float,
+        most: int,
+        on_listening: Callable[[], None],
+    ) -> None:
         super().__init__(config)
-        self._worker = worker
+        self._endpoint = endpoint
         self._drain_s = drain_s
         self._most = most
+        self._on_listening = on_listening
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
@@ -121,9 +125,10 @@ class _Server(uvicorn.Server):
             acceptor.start(BACKLOG)
         self.servers = acceptors  # type: ignore[assignment]  # closed and waited for, no more
         self.started = True
+        self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end = asyncio.get_running_loop().call_later(self._drain_s, self._worker.stop)
+        end = asyncio.get_running_loop().call_later(self._drain_s, self._endpoint.stop)
         try:
             await super().shutdown(sockets)
         finally:
@@ -134,7 +139,11 @@ class _Server(uvicorn.Server):
 
 
 def make_server(
-    endpoint: Endpoint, tls: Tls | None = None, drain_s: float = DRAIN_S, most: int | None = None
+    endpoint: Endpoint,
+    tls: Tls | None = None,
+    drain_s: float = DRAIN_S,
+    most: int | None = None,
+    on_listening: Callable[[], None] = lambda: None,
 ) -> uvicorn.Server:
     """A server that can also be run in a thread, and stopped with `should_exit`.
 
@@ -152,9 +161,10 @@ def make_server(
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         ),
-        endpoint.worker,
+        endpoint,
         drain_s,
         max_connections() if most is None else most,
+        on_listening,
     )
 
 

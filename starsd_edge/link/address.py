@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from starsd_edge.defaults import DRAFT_PORT
 from starsd_edge.errors import UsageError
 
 __all__ = [
-    "DRAFT_PORT",
     "MONITOR_PORT",
     "bind_address",
     "draft_address",
@@ -14,7 +14,6 @@ __all__ = [
     "monitor_of",
 ]
 
-DRAFT_PORT = 7731
 MONITOR_PORT = DRAFT_PORT + 1  # `starsd draft serve` publishes at the port after its own
 LAST_PORT = 65535
 LOCAL = ("ipc://", "inproc://")

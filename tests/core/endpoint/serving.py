@@ -19,9 +19,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.speaker import Speaker
+from starsd_edge.defaults import DRAIN_S
 from starsd_edge.endpoint.app import Endpoint
+from starsd_edge.endpoint.body import BodyReader
 from starsd_edge.endpoint.guard import Guard
-from starsd_edge.endpoint.server import DRAIN_S, Tls, make_server, open_socket
+from starsd_edge.endpoint.server import Tls, make_server, open_socket
 from starsd_edge.endpoint.worker import Worker
 
 try:  # whichever the openai package came with
@@ -73,7 +75,7 @@ def serving(
         guard or Guard(),
         created=0,
         keep_alive_s=keep_alive_s,
-        body_timeout_s=body_timeout_s,
+        bodies=BodyReader(body_timeout_s),
     )
     server = make_server(endpoint, tls, drain_s, most)
     with open_socket("127.0.0.1", 0) as listener, ExitStack() as clients:

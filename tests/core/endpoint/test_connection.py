@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ from tests.core.chat.toys import toy_speaker
 from tests.core.endpoint.serving import MODEL, Served, serving
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ASK_SLOWLY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
 
 
 @pytest.fixture
@@ -122,17 +124,43 @@ def test_connections_beyond_the_bound_are_told_and_the_others_served(monkeypatch
             assert next_one.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_the_address_is_told_when_it_can_be_connected_to() -> None:
-    class ToldError(Exception):
-        pass
+@pytest.mark.parametrize(
+    "said", [b"", HEALTH[:20], ASK_SLOWLY], ids=["silence", "half a head", "half a body"]
+)
+def test_an_address_that_holds_every_place_makes_room_for_another(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept everybody else out for as long as a head, or a body, has to arrive."""
+    monkeypatch.setattr(Connection, "head_timeout_s", 600.0)
+    with serving(toy_speaker(script="fox"), most=3) as fox, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connect(fox)) for _ in range(3)]
+        for client in held:
+            client.sendall(said)
+        with socket.create_connection(("127.0.0.1", fox.port), 60, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(HEALTH)
+            assert other.recv(65536).startswith(b"HTTP/1.1 200")
+            with contextlib.suppress(ConnectionResetError):
+                assert held[0].recv(100) == b""  # the oldest one gave way
+            with connect(fox) as more:
+                assert refusal(rest(more))[0] == 503
+
+
+def test_the_address_is_told_when_it_is_served_and_signals_are_heeded() -> None:
+    """A SIGTERM just after that ended the process without a word to anybody."""
+    reached: list[int] = []
 
     def told() -> None:
         socket.create_connection(listener.getsockname(), timeout=60).close()
-        raise ToldError
+        signal.raise_signal(signal.SIGTERM)
 
+    before = signal.signal(signal.SIGTERM, lambda number, _: reached.append(number))
     worker = Worker(toy_speaker(script="fox"), 1)
     endpoint = Endpoint(worker, MODEL, ChatSettings(), Guard(), created=0)
-    with open_socket("127.0.0.1", 0) as listener, pytest.raises(ToldError):
-        serve(endpoint, listener, None, told)
+    try:
+        with open_socket("127.0.0.1", 0) as listener:
+            serve(endpoint, listener, None, told)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert reached == [signal.SIGTERM]  # passed on at the end
     worker.close()
     worker.speaker.close()

@@ -88,4 +88,23 @@ def test_at_the_end_of_its_time_everybody_without_an_answer_is_told(gate: thread
     assert json.loads(told[-1].removeprefix("data: "))["error"]["message"] == "the server is stopping"
     status, _, words = refused.partition(b"\r\n")
     assert status.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: " in words
     assert b"the server is stopping" in words
+
+
+def test_a_body_under_way_at_the_end_is_told_when_to_come_again() -> None:
+    """Its request was cancelled in the middle: 500, and a traceback in the log."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    with (
+        serving(toy_speaker(script=FOX), drain_s=0.0) as served,
+        socket.create_connection(("127.0.0.1", served.port), timeout=120) as client,
+    ):
+        client.sendall(head)
+        while not served.endpoint.bodies.num_under_way:
+            time.sleep(0.005)
+        served.server.should_exit = True
+        told = b"".join(iter(lambda: client.recv(4096), b"")).decode()
+    status, _, words = told.partition("\r\n")
+    assert status.startswith("HTTP/1.1 503")
+    assert "retry-after: " in words
+    assert "the server is stopping" in words

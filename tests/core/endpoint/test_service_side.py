@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starsd_edge.chat.answer import Figures
 from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.endpoint.app import MAX_BODY_BYTES, Endpoint
+from starsd_edge.endpoint.app import Endpoint
+from starsd_edge.endpoint.body import MAX_BODY_BYTES
 from starsd_edge.endpoint.guard import Guard
 from starsd_edge.endpoint.metrics import EndpointMetrics
 from starsd_edge.endpoint.server import Tls, check_tls, make_server, open_socket
