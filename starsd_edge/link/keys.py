@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import zmq
 from zmq.utils import z85
 
 from starsd_edge.config import config_dir, named_folder
-from starsd_edge.errors import AuthenticationError, ConfigError
+from starsd_edge.errors import AuthenticationError, ConfigError, ResourceError
 from starsd_edge.whole_file import write_whole
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "make_folder",
     "parse_public",
     "read_public_record",
+    "unreadable",
     "write_private",
     "write_public",
 ]
@@ -43,6 +45,8 @@ Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 # 80 bits of sha256: 16 letters that people can read to each other, and nobody can find a second key for.
 FINGERPRINT_BYTES = 10
 MAX_KEY_FILE_BYTES = 4096
+# What fails with one of these says something about this process, and nothing about the file.
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def key_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -191,7 +195,7 @@ def read_record(path: Path) -> dict[str, object]:
 
 def read_public_record(path: Path) -> PublicKey:
     """Whom a file in a trusted folder is for: a record, or a device's `.pub` file copied there, which is
-    for the device that the file is named after. Raises ConfigError."""
+    for the device that the file is named after. Raises what `read_key_file` does."""
     try:
         public = parse_public(read_key_file(path).decode("ascii", errors="replace"))
     except ConfigError:
@@ -200,7 +204,8 @@ def read_public_record(path: Path) -> PublicKey:
 
 
 def read_key_file(path: Path) -> bytes:
-    """Raises ConfigError where it is none, by its kind or size."""
+    """Raises ConfigError where it is none, by its kind or size; ResourceError where this process has no
+    descriptor or memory left to read it."""
     try:
         # Anything else than a file, a pipe above all, may keep its reader waiting for ever.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -208,10 +213,16 @@ def read_key_file(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise unreadable(path, error) from None
     if len(data) > MAX_KEY_FILE_BYTES:
         raise ConfigError(f"{path}: not a key file")
     return data
+
+
+def unreadable(path: Path, error: OSError) -> ConfigError | ResourceError:
+    """What to raise for a key file or a folder of them."""
+    kind = ResourceError if error.errno in SHORTAGES else ConfigError
+    return kind(f"{path}: {error.strerror}")
 
 
 def command_for(verb: str, path: Path) -> str:

@@ -2,6 +2,9 @@
 
 A file is a device's public key and name. Adding, replacing and removing files is all there is to it, by this
 module or by hand; changes are seen at the next look. A file that cannot be read lets nobody in.
+
+A process that is short of descriptors, because strangers hold them all, cannot read: whoever it knows and
+whose file lies there unchanged stays trusted.
 """
 
 from __future__ import annotations
@@ -13,15 +16,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from starsd_edge.errors import ConfigError, UsageError
-from starsd_edge.link.keys import PublicKey, check_name, make_folder, read_public_record, write_public
+from starsd_edge.errors import ConfigError, ResourceError, UsageError
+from starsd_edge.link.keys import (
+    PublicKey,
+    check_name,
+    make_folder,
+    read_public_record,
+    unreadable,
+    write_public,
+)
 
 __all__ = ["TrustStore"]
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".pub"
-Stamp: TypeAlias = tuple[int, int, int]  # modification time, size, inode
+Stamp: TypeAlias = tuple[int, int, int]  # time of its last change, size, inode
+NOT_TO_BE_SEEN: Stamp = (0, 0, 0)
 
 
 class TrustStore:
@@ -37,6 +48,7 @@ class TrustStore:
         self._seen: dict[str, Stamp] = {}
         self._devices: dict[str, PublicKey] = {}
         self._names: dict[str, str] = {}  # public key -> device name
+        self._trouble = ""  # with the folder as a whole, which the log knows of
         self.refresh()
 
     def device_of(self, public: str) -> str | None:
@@ -45,7 +57,8 @@ class TrustStore:
 
     def devices(self) -> list[PublicKey]:
         """All that are trusted, by name."""
-        return [self._devices[name] for name in sorted(self._devices)]
+        devices = self._devices  # another thread may put others in its place meanwhile
+        return [devices[name] for name in sorted(devices)]
 
     def find(self, public: str) -> str | None:
         """Like `device_of`, but has a look at the directory before it takes somebody for a stranger."""
@@ -61,10 +74,21 @@ class TrustStore:
             return self._refresh()
 
     def _refresh(self) -> bool:
-        seen = stamps(self.folder)
+        trouble, keys = "", []
+        try:
+            seen = stamps(self.folder)
+            if seen != self._seen:
+                keys = [key for name in sorted(seen) if (key := read_device(self.folder / name)) is not None]
+        except ConfigError as error:
+            seen, trouble = {}, f"{error}; nobody is let in"
+        except ResourceError as error:
+            seen, trouble = self._unchanged(), f"{error}; nobody new is let in"
+            keys = [key for key in self.devices() if key.name + SUFFIX in seen]
+        if trouble not in ("", self._trouble):
+            log.warning("%s", trouble)
+        self._trouble = trouble
         if seen == self._seen:
             return False
-        keys = [key for name in sorted(seen) if (key := read_device(self.folder / name)) is not None]
         names = {key.previous: key.name for key in keys if key.previous}
         names.update({key.public: key.name for key in reversed(keys)})
         for key in keys:
@@ -77,6 +101,10 @@ class TrustStore:
         self._names = names  # in one step: others read it meanwhile
         self.changes += 1
         return True
+
+    def _unchanged(self) -> dict[str, Stamp]:
+        """The files that lie there as they did at the last look: to see that takes no descriptor."""
+        return {name: stamp for name, stamp in self._seen.items() if stamp_of(self.folder / name) == stamp}
 
     def trust(self, key: PublicKey, *, replace_other: bool = False, keep_previous: bool = False) -> None:
         """Let `key` in under its name. Raises UsageError when the name or the key is taken."""
@@ -126,31 +154,35 @@ def stamps(folder: Path) -> dict[str, Stamp]:
     """What tells every key file in `folder` from what was there before.
 
     A file that is gone meanwhile is left out; one that cannot be looked at (a link to nowhere) hinders nobody
-    else, and is told when it is read.
+    else, and is told when it is read. Raises ConfigError, and ResourceError where that says nothing of the
+    folder.
     """
     try:
         names = [name for name in os.listdir(folder) if name.endswith(SUFFIX)]
     except FileNotFoundError:
         return {}  # nobody was trusted yet
     except OSError as error:
-        log.warning("%s: %s; nobody is let in", folder, error.strerror)
-        return {}
-    found: dict[str, Stamp] = {}
-    for name in names:
-        path = folder / name
-        try:
-            stat = path.stat()
-        except OSError:
-            if os.path.lexists(path):
-                found[name] = (0, 0, 0)
-        else:
-            # Inode too: a file put in place within the clock's resolution still is another one.
-            found[name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-    return found
+        raise unreadable(folder, error) from None
+    found = {name: stamp_of(folder / name) for name in names}
+    return {name: stamp for name, stamp in found.items() if stamp is not None}
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """What tells this file from another one in its place, or from itself before; None when there is none.
+
+    Takes no descriptor. The time of change and not of modification, which a file keeps when its mode changes,
+    and can be given when it is written anew. The inode, because a file put in place within the clock's
+    resolution is another one all the same.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return NOT_TO_BE_SEEN if os.path.lexists(path) else None
+    return found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def read_device(path: Path) -> PublicKey | None:
-    """The device in a file; None, and a line in the log, when it lets nobody in."""
+    """The device in a file; None, and a line in the log, when it lets nobody in. Raises ResourceError."""
     try:
         key = read_public_record(path)
     except ConfigError as error:
