@@ -234,11 +234,13 @@ class Gateway:
             self._say_drops()
 
     def _part_from(self, farewell: Farewell) -> None:
-        """Tell a device that its key is not trusted any more, and end its sessions."""
+        """Tell a device that its key is not trusted any more, let it watch no more, and end its sessions."""
         log.warning("%s: revoked, %d connections told", farewell.device, len(farewell.routes))
         for route in farewell.routes:
             self._drop("revoked")
             self._send(route, REVOKED)
+        if self._monitor is not None:
+            self._monitor.cut(farewell.keys)
         with contextlib.suppress(zmq.Again):  # a worker that is away has no sessions
             send_now(self._worker, pack_revoked(farewell.device))
 

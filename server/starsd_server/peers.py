@@ -13,7 +13,7 @@ from typing import Protocol
 import zmq
 
 from starsd_edge.errors import ResourceError
-from starsd_edge.link.keys import KeyPair, fingerprint
+from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.sockets import ZAP_DOMAIN, SyncSocket, check_private, service_socket
 from starsd_edge.link.trust import TrustStore
 from starsd_edge.link.zap import Authenticator, FullError, Knock, check_stranger_is_refused
@@ -22,6 +22,7 @@ from starsd_edge.protocol.messages import Hello
 from starsd_edge.protocol.telemetry import RefusedPeer
 from starsd_server.config import ServiceConfig
 from starsd_server.connections import Connections
+from starsd_server.refusals import Refusals
 
 __all__ = ["REFRESH_S", "Farewell", "KeyedPeers", "LocalPeers", "Peers", "open_peers"]
 
@@ -29,16 +30,16 @@ log = logging.getLogger("starsd.gateway")
 
 REFRESH_S = 0.25  # a revoked key is noticed well within a second
 MAX_ROUTES = 4096  # connections remembered; the one unused for longest is forgotten first
-MAX_REFUSED = 32  # strangers remembered, the latest
 UNNAMED = "local"
 SERVICE_KEY, TRUSTED = "service.key", "trusted"  # in the keys folder
 
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """A device that was trusted and is not, or not with the key it came with, and its connections."""
+    """A device that was trusted and is not, or not with the keys it came with, and its connections."""
 
     device: str
+    keys: set[str]  # Z85, those that are trusted no more
     routes: list[bytes]
 
 
@@ -134,8 +135,7 @@ class KeyedPeers:
         self._context = context
         self._own = KeyPair.load(folder / SERVICE_KEY)
         self._trust = TrustStore(folder / TRUSTED)
-        self._refused: OrderedDict[str, RefusedPeer] = OrderedDict()
-        self._refused_at: dict[str, float] = {}
+        self._refusals = Refusals()
         self._stranger = KeyPair.generate("stranger")  # the self-test's
         self._connections = Connections()
         self._zap = Authenticator(context, self._find, self._on_knock, self._connections.look)
@@ -178,6 +178,7 @@ class KeyedPeers:
     def refresh(self) -> list[Farewell]:
         if not self._zap.alive():
             raise ResourceError("the thread that decides who is let in has ended")
+        self._refusals.look(time.monotonic())
         self._trust.refresh()
         if self._looked == self._trust.changes:
             return []
@@ -185,12 +186,14 @@ class KeyedPeers:
         before, self._devices = self._devices, self._names_now()
         log.info("trusted devices changed: %s", ", ".join(sorted(set(self._devices.values()))) or "none")
         gone = {public: name for public, name in before.items() if self._devices.get(public) != name}
-        routes: dict[str, list[bytes]] = {name: [] for name in gone.values()}
+        farewells = {name: Farewell(name, set(), []) for name in gone.values()}
+        for public, name in gone.items():
+            farewells[name].keys.add(public)
         for route, public in list(self._keys.items()):
             if public in gone:
-                routes[gone[public]].append(route)
+                farewells[gone[public]].routes.append(route)
                 del self._keys[route]
-        return [Farewell(device, told) for device, told in routes.items()]
+        return list(farewells.values())
 
     def _find(self, public: str) -> str | None:
         device = self._name_of(public, self._trust.find)
@@ -213,21 +216,9 @@ class KeyedPeers:
         return next((key.fingerprint for key in self._trust.devices() if key.name == device), "")
 
     def refused(self) -> list[RefusedPeer]:
-        now_s = time.monotonic()
-        for name, peer in list(self._refused.items()):
-            peer.quiet_s = now_s - self._refused_at.get(name, now_s)
-        return list(self._refused.values())
+        return self._refusals.peers(time.monotonic())
 
     def _on_knock(self, knock: Knock) -> None:
         """On the ZAP thread."""
-        if knock.device is not None or knock.public == self._stranger.key.public:
-            return
-        name = fingerprint(knock.public) if knock.public else "no key"
-        peer = self._refused.setdefault(name, RefusedPeer(name, knock.address, knock.reason))
-        peer.times += 1
-        self._refused_at[name] = time.monotonic()
-        self._refused.move_to_end(name)
-        while len(self._refused) > MAX_REFUSED:
-            self._refused.popitem(last=False)
-        if peer.times == 1:
-            log.warning("refused %s from %s: %s", name, knock.address, knock.reason)
+        if knock.device is None and knock.public != self._stranger.key.public:
+            self._refusals.note(knock, time.monotonic())

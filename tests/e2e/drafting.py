@@ -154,7 +154,9 @@ class Running:
         self.process = process
         self._log = log
         self._hit: dict[str, int] = {}  # processes that were sent a signal
-        self.address: str = json.loads(line)["address"]
+        status = json.loads(line)
+        self.address: str = status["address"]
+        self.monitor: str = status["monitor"]
         self.port = int(self.address.rpartition(":")[2])
 
     def signal(self, name: str, number: int) -> None:

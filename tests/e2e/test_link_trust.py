@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ import zmq
 from starsd_edge.cli.keys import command as keys_command
 from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket, make_context
+from starsd_edge.monitor.feed import Source, WatchKeys, ZmqFeed
+from starsd_edge.monitor.link_state import LinkState
 from starsd_edge.protocol.codec import encode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.messages import Head, Ping
@@ -60,7 +63,7 @@ def service(head_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     SERVICE.save(folder / "service.key")
     trust(folder, JET)
     trust(folder, LAPTOP)
-    with serving(head_folder, "--keys", str(folder)) as running:
+    with serving(head_folder, "--keys", str(folder), "--monitor", "tcp://127.0.0.1:0") as running:
         yield Trusting(running, folder)
 
 
@@ -128,6 +131,35 @@ def test_a_revoked_device_that_goes_on_sending_gets_nothing(service: Trusting, p
         assert b"does not trust" in peer.recv_multipart()[1]
     finally:
         trust(service.folder, LAPTOP)
+
+
+def test_a_revoked_device_watches_no_more_and_another_does(service: Trusting) -> None:
+    """A watcher says nothing, so no message of its own can be refused: its connection is ended."""
+    revoked, other = (watching(service, pair) for pair in (LAPTOP, JET))
+    try:
+        watch_until(other, LinkState.UP)
+        watch_until(revoked, LinkState.UP)
+        keys("revoke", "laptop", "--dir", str(service.folder / "trusted"))
+        watch_until(revoked, LinkState.UNKNOWN_KEY)
+        other.poll(0)
+        assert other.poll(PATIENCE_S)
+        assert other.links[0].state is LinkState.UP
+    finally:
+        trust(service.folder, LAPTOP)
+        revoked.close()
+        other.close()
+
+
+def watching(service: Trusting, pair: KeyPair) -> ZmqFeed:
+    words = (pair.key.public, pair.secret, SERVICE.key.public)
+    return ZmqFeed([Source("desk", service.running.monitor, WatchKeys(*[word.encode() for word in words]))])
+
+
+def watch_until(feed: ZmqFeed, state: LinkState) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while feed.links[0].state is not state:
+        assert time.monotonic() < deadline_s, feed.links
+        feed.poll(0.05)
 
 
 def test_every_failure_says_which_it_is_and_what_to_do(

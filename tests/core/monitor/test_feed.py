@@ -16,7 +16,9 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from starsd_edge.errors import ResourceError, UsageError
-from starsd_edge.link.sockets import monitor_event
+from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.sockets import ZAP_DOMAIN, monitor_event
+from starsd_edge.link.zap import Authenticator
 from starsd_edge.monitor.endpoints import tcp_address
 from starsd_edge.monitor.feed import Arrival, Source, WatchKeys, ZmqFeed
 from starsd_edge.monitor.link_state import LinkState
@@ -39,6 +41,10 @@ def publisher(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[SnapshotPubli
     publisher = SnapshotPublisher(context, "tcp://127.0.0.1:*")
     yield publisher
     publisher.close()
+
+
+def watch_keys(own: KeyPair, service: KeyPair) -> WatchKeys:
+    return WatchKeys(own.key.public.encode(), own.secret.encode(), service.key.public.encode())
 
 
 def until(
@@ -223,6 +229,33 @@ class TestKeys:
         )
         feed.close()
         assert arrivals == []
+
+    def test_one_that_is_trusted_no_more_is_cut_off_and_no_other(
+        self, context: zmq.Context[zmq.Socket[bytes]]
+    ) -> None:
+        """ZeroMQ asks about a key once, in the handshake: a connection outlives the trust in it."""
+        service, jet, laptop = (KeyPair.generate(name) for name in ("service", "jet1", "laptop"))
+        trusted = {pair.key.public: pair.key.name for pair in (jet, laptop)}
+        door = Authenticator(context, trusted.get)
+        door.start()
+        publisher = SnapshotPublisher(
+            context, "tcp://127.0.0.1:*", secret_key=service.secret.encode(), zap_domain=ZAP_DOMAIN
+        )
+        gone, stays = (
+            ZmqFeed([Source("desk", publisher.endpoint, watch_keys(pair, service))]) for pair in (jet, laptop)
+        )
+        for feed in (stays, gone):
+            until(feed, bool, lambda: publisher.publish(SNAPSHOT))
+        del trusted[jet.key.public]
+        assert publisher.cut({jet.key.public}) == 1
+        until(gone, lambda _: gone.links[0].state is LinkState.UNKNOWN_KEY)
+        assert publisher.cut({jet.key.public}) == 0
+        until(stays, bool, lambda: publisher.publish(SNAPSHOT))
+        assert gone.poll(0) == []
+        assert stays.links[0].state is LinkState.UP
+        for each in (gone, stays, publisher):
+            each.close()
+        door.stop()
 
     def test_without_anybody_to_ask_nobody_watches(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """By default a missing handler lets every key in."""
