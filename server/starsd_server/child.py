@@ -18,6 +18,7 @@ from starsd_edge.errors import StarSDError
 
 __all__ = [
     "DRAIN",
+    "GROUP_SIGNALS",
     "Report",
     "read_command",
     "read_config",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 DRAIN = "drain"
+# What a terminal and systemd send to every process of a group; which is told to stop, is the service.
+GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 COMMAND_BYTES = 4096  # commands are one word
 
 C = TypeVar("C")
@@ -43,8 +46,10 @@ class Report(msgspec.Struct):
 
 
 def read_config(kind: type[C]) -> C:
-    """The first line of input; also prepares the process: Ctrl-C is the service's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The first line of input; also prepares the process: when to leave is the service's business."""
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )

@@ -146,6 +146,7 @@ def command(
         kv_mib=kv_mib,
     )
     service = Service(config)
+    service.heed_signals()
     try:
         if until_eof:
             threading.Thread(target=stop_at_end_of_input, args=(service,), daemon=True).start()

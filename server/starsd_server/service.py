@@ -16,14 +16,13 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from starsd_edge import errors
 from starsd_edge.errors import ResourceError, StarSDError
-from starsd_server.child import DRAIN, Report
+from starsd_server.child import DRAIN, GROUP_SIGNALS, Report
 from starsd_server.config import ServiceConfig
 from starsd_server.ipc import private_folder
 
@@ -73,9 +72,7 @@ class Child:
         self.started_s = time.monotonic()
         self.ready = False
         self._events = events
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self._process = start_deaf([sys.executable, "-m", module])
         self.tell(msgspec.json.encode(config).decode())
         threading.Thread(target=self._read, daemon=True, name=f"{module} output").start()
 
@@ -113,18 +110,30 @@ class Child:
         self._events.put(Exited(self, self._process.wait()))
 
 
+def start_deaf(command: list[str]) -> subprocess.Popen[bytes]:
+    """A process that signals to a whole group (a terminal's, a supervisor's) never end: they are blocked from
+    its first instruction on, until it ignores them. Those to this process come when this returns."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Service:
-    """Both processes. `run` returns when a signal has drained them."""
+    """Both processes. `run` returns when it was told to stop and they have drained."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._events: Events = queue.SimpleQueue()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, _frame: self.stop(number))
-        self._folder: Path = private_folder()
-        self._config = msgspec.structs.replace(config, folder=str(self._folder))
+        self._config = config
         self._children: dict[str, Child] = {}
         self._restarts: dict[str, list[float]] = {WORKER: [], GATEWAY: []}
         self._leave_by_s: float | None = None  # set once it drains
+
+    def heed_signals(self) -> None:
+        """SIGTERM, SIGINT and SIGHUP of this process do what `stop` does. From the main thread."""
+        for number in GROUP_SIGNALS:
+            signal.signal(number, lambda number, _frame: self.stop(number))
 
     def start(self) -> Ready:
         """Start both and wait until they serve.
@@ -132,6 +141,7 @@ class Service:
         Raises:
             BundleError, ResourceError, UsageError: as the process that could not start said it.
         """
+        self._config = msgspec.structs.replace(self._config, folder=str(private_folder()))
         # The worker binds the socket between the two, the gateway the one outside: neither waits.
         for module in (WORKER, GATEWAY):
             self._children[module] = Child(module, self._config, self._events)
@@ -181,14 +191,15 @@ class Service:
         log.warning("the worker process did not drain in time: it is ended")
 
     def stop(self, signal_number: int = signal.SIGTERM) -> None:
-        """What a signal does: drain and leave, at once the second time. From any thread."""
+        """Drain and leave, at once the second time. From any thread."""
         self._events.put(int(signal_number))
 
     def close(self) -> None:
         """End both processes and remove what they left."""
         for child in self._children.values():
             child.end()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._config.folder:
+            shutil.rmtree(self._config.folder, ignore_errors=True)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -218,6 +229,8 @@ class Service:
             )
         log.warning("the %s process ended with code %d: starting it again", name, event.code)
         self._children[module] = Child(module, self._config, self._events)
+        if self._leave_by_s is not None:
+            self._children[module].tell(DRAIN)
 
 
 def _error_of(report: Report) -> StarSDError:

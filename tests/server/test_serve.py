@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,12 @@ class Running:
 
 
 def start(head: Path, *options: str) -> subprocess.Popen[str]:
+    """Leader of a process group of its own."""
     command = [sys.executable, "-m", "starsd_edge", "draft", "serve", "--head", str(head), "--json-status"]
     pipe = subprocess.PIPE
-    return subprocess.Popen([*command, *options], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*command, *options], stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
 
 
 @contextmanager
@@ -352,6 +355,23 @@ def test_sigterm_says_goodbye_and_ends_well(edges: Edges, head_folder: Path) -> 
         assert 0 == running.process.wait(timeout=ENDS_WITHIN_S)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_of_its_processes_drains_it_once(
+    number: int, edges: Edges, head_folder: Path
+) -> None:
+    """What systemd and a terminal's Ctrl-C do. The gateway left at once, and another one was started."""
+    with serving(head_folder) as running:
+        edge = edges.greeted(running)
+        os.killpg(running.process.pid, number)
+        assert isinstance(answer(edge), GoAway)
+        assert 0 == running.process.wait(timeout=ENDS_WITHIN_S)
+        assert running.process.stderr is not None
+        said = running.process.stderr.read()
+    assert "draining" in said
+    assert "again" not in said
+    assert "Traceback" not in said
+
+
 def test_a_service_started_by_a_program_ends_with_it(edges: Edges, head_folder: Path) -> None:
     """The end of its standard input is what a killed parent leaves."""
     with serving(head_folder, "--until-eof") as running:
@@ -363,9 +383,15 @@ def test_a_service_started_by_a_program_ends_with_it(edges: Edges, head_folder: 
         assert 0 == running.process.wait(timeout=ENDS_WITHIN_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "kill"), [(signal.SIGTERM, os.kill), (signal.SIGHUP, os.kill), (signal.SIGTERM, os.killpg)]
+)
 def test_a_service_told_to_leave_while_it_starts_leaves_nothing(
-    number: int, head_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    number: int,
+    kill: Callable[[int, int], None],
+    head_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runtime = tmp_path_factory.mktemp("run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
@@ -374,7 +400,7 @@ def test_a_service_told_to_leave_while_it_starts_leaves_nothing(
         while not list(runtime.iterdir()):
             assert process.poll() is None
             assert time.monotonic() < deadline_s
-        process.send_signal(number)
+        kill(process.pid, number)
         assert 0 == process.wait(timeout=ENDS_WITHIN_S)
     assert list(runtime.iterdir()) == []
 

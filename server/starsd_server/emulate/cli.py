@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -118,6 +119,8 @@ def command(
     of --profile, and with --engine PROFILE the head's time is that of a GPU.
     """
     logging.basicConfig(level=logging.WARNING)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # its service ends with it, as after Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     counts = parse_counts(targets)
     device = load_profile(profile)
     dtype = FeatureDtype[features.upper()]

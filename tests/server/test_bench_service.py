@@ -1,0 +1,80 @@
+"""`starsd bench service` as users start it, and end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from starsd_edge.protocol.greeting import Identity
+from starsd_server.emulate.trace import Conversation, Trace
+from starsd_server.heads.checkpoint import HeadManifest, save_head
+from starsd_server.heads.head import HeadKind
+from tests.cli.tiny_bundle import make_bundle
+
+from .heads import HIDDEN, VOCAB, random_head, small_config
+
+ENDS_WITHIN_S = 180  # far above anything measured
+
+
+def make_head(folder: Path) -> Path:
+    identity = Identity(
+        target="toy",
+        target_hash="0",
+        vocab_size=VOCAB,
+        tokenizer_hash="1",
+        hidden_size=HIDDEN,
+        feature_size=HIDDEN,
+    )
+    config = small_config(HeadKind.EAGLE1)
+    save_head(
+        random_head(HeadKind.EAGLE1), HeadManifest(name="toy-head", head=config, identity=identity), folder
+    )
+    return folder
+
+
+def keep_recording(bundle: Path, cache: Path) -> None:
+    """Where the benchmark looks for one of the bundle's answers."""
+    name = json.loads((bundle / "manifest.json").read_text())["identity"]["source_sha256"][:16]
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, VOCAB, 40).astype(np.int32)
+    features = rng.standard_normal((39, HIDDEN)).astype(np.float16)
+    Trace((Conversation(tokens, features, prompt_len=10),)).save(cache / "recordings" / f"{name}-128")
+
+
+def test_terminated_with_all_its_processes_it_ends_and_leaves_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The signal was for a service that nobody ran: the benchmark went on with dead processes."""
+    bundle, head = make_bundle(tmp_path), make_head(tmp_path / "head")
+    cache, runtime = tmp_path / "cache", tmp_path_factory.mktemp("run")
+    keep_recording(bundle, cache)
+    command = [sys.executable, "-m", "starsd_edge", "bench", "service", "--bundle", str(bundle)]
+    options = ["--head", str(head), "--targets", "1", "--scheduler", "batched", "--seconds", "86400"]
+    with subprocess.Popen(
+        [*command, *options],
+        env=os.environ | {"STARSD_CACHE": str(cache), "XDG_RUNTIME_DIR": str(runtime)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            last_s = time.monotonic() + ENDS_WITHIN_S
+            while not list(runtime.iterdir()):  # until it has a service
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < last_s
+            os.killpg(process.pid, signal.SIGTERM)
+            assert process.wait(ENDS_WITHIN_S) == 130
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert list(runtime.iterdir()) == []
