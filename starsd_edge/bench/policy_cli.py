@@ -21,9 +21,8 @@ from starsd_edge.bench.policy import (
     simulated,
 )
 from starsd_edge.bench.report import json_option, write_json
+from starsd_edge.bench.result_files import picture_option, save_picture
 from starsd_edge.decoding.costs import profile_names
-from starsd_edge.errors import MissingDependencyError
-from starsd_edge.extras import install_hint
 
 __all__ = ["command"]
 
@@ -42,7 +41,7 @@ NEAR_THE_BEST = 0.95
     help="Answers and trees of the embedded model and its head, or of a model of a large model's.",
 )
 @json_option
-@click.option("--heatmap", type=click.Path(path_type=Path), help="Draw the matrix there (.png or .svg).")
+@picture_option("--heatmap", "heatmap", "Draw the matrix there (.png or .svg).")
 def command(quick: bool, source: str, json_file: Path | None, heatmap: Path | None) -> None:
     """Run the adaptive policy against plain decoding and every fixed tree size.
 
@@ -127,14 +126,9 @@ def as_json(measured: list[Cell], source: str) -> dict[str, object]:
 
 
 def draw(measured: list[Cell], path: Path) -> None:
-    """Profiles and prompts down, conditions across; colour is speed over plain.
+    """Profiles and prompts down, conditions across; colour is speed over plain."""
+    import matplotlib.pyplot as plt
 
-    Raises MissingDependencyError without matplotlib.
-    """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise MissingDependencyError(f"a heat map needs matplotlib: {install_hint('bench')}") from error
     rows = [(profile, prompts) for profile in profile_names() for prompts in PROMPTS]
     columns = [(load, rtt, loss) for load in LOADS_PCT for rtt in RTTS_MS for loss in LOSSES_PCT]
     values = [[float("nan")] * len(columns) for _ in rows]
@@ -149,7 +143,7 @@ def draw(measured: list[Cell], path: Path) -> None:
     axes.set_xticks(range(len(columns)), labels, rotation=90, fontsize=7)
     axes.set_title("speed over plain decoding, by load of the service, round trip and loss")
     figure.colorbar(image)
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, 120)
     plt.close(figure)
 
 

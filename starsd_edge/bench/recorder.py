@@ -23,6 +23,7 @@ from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import UnreachableError
 from starsd_edge.metrics import RoundStats
 from starsd_edge.types import TokenArray
+from starsd_edge.whole_file import SHARED_MODE, whole
 
 __all__ = ["CHAT", "COPY", "TREE_NODES", "load", "record", "save"]
 
@@ -93,7 +94,7 @@ def _dense(name: str, tokens: TokenArray, prompt_len: int, trees: list[DraftTree
 
 
 def save(traces: Sequence[Trace], path: Path) -> None:
-    """One compressed .npz; about 100 bytes a tree."""
+    """One compressed .npz; about 100 bytes a tree. Raises OSError, ValueError."""
     arrays: dict[str, NDArray[np.generic]] = {
         "names": np.array([trace.name for trace in traces]),
         "prompt_lengths": np.array([trace.prompt_len for trace in traces], np.uint16),
@@ -103,7 +104,8 @@ def save(traces: Sequence[Trace], path: Path) -> None:
         arrays[f"sizes_{i}"] = np.array([len(tree) for tree in trace.trees], np.uint8)
         arrays[f"tokens_{i}"] = np.concatenate([tree.tokens for tree in trace.trees]).astype(np.uint16)
         arrays[f"parents_{i}"] = np.concatenate([tree.parents for tree in trace.trees]).astype(np.int8)
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    with whole(path, SHARED_MODE) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def load(path: Path) -> list[Trace]:

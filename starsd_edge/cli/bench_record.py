@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.bench.recorder import CHAT, COPY, record, save
+from starsd_edge.bench.result_files import result_option, unwritten
 from starsd_edge.cli.drafts import find_draft_service
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer, target_class
 from starsd_edge.decoding.costs import CostCurve
@@ -26,7 +27,7 @@ FREE_NODES = CostCurve((1, 64), (1.0, 1.0))
 @click.option("--quant", default="fp32", show_default=True, help="Of the embedded model.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--tokens", default=160, show_default=True, help="Of each answer, at most.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="An .npz file.")
+@result_option("--out", "out", "An .npz file.", required=True)
 def command(service: str, quant: str, threads: int, tokens: int, out: Path) -> None:
     """Answer prompts plainly and keep the tree that the service drafts at every token.
 
@@ -51,7 +52,8 @@ def command(service: str, quant: str, threads: int, tokens: int, out: Path) -> N
             click.echo(f"{len(traces[-1].answer)} tokens: {prompt[:60]}")
     finally:
         drafter.close()
-    save(traces, out)
+    with unwritten(out):
+        save(traces, out)
 
 
 def _prompts(package: str, file: str) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.config import cache_dir
+from starsd_edge.whole_file import PRIVATE_MODE, write_whole
 
 __all__ = ["known_whole", "remember_whole"]
 
@@ -34,9 +35,7 @@ def remember_whole(bundle: Bundle, names: Collection[str]) -> None:
     states = {name: state_of(bundle, name) for name in names}
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
-        part = note.with_suffix(".part")
-        part.write_text(json.dumps(states), "utf-8")
-        part.replace(note)
+        write_whole(note, json.dumps(states), PRIVATE_MODE)
 
 
 def note_of(bundle: Bundle) -> Path:

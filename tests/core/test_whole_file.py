@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from starsd_edge.whole_file import save_as, write_whole
+from starsd_edge.whole_file import check_savable, save_as, whole, write_whole
+
+NOBODY = 65534  # as everywhere
 
 
 def test_what_cannot_be_written_whole_leaves_the_older_file_and_nothing_else(tmp_path: Path) -> None:
@@ -19,12 +23,78 @@ def test_what_cannot_be_written_whole_leaves_the_older_file_and_nothing_else(tmp
     assert [file] == list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the root user may write anywhere")
-def test_a_file_that_may_not_be_written_to_is_not_replaced(tmp_path: Path) -> None:
+def as_nobody(act: Callable[[], object]) -> str:
+    """What `act` raises in a process whose user is not root, who may write anywhere."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = "nothing"
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            act()
+        except BaseException as error:
+            told = type(error).__name__
+        os.write(writing, told.encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as answer:
+        told = answer.read()
+    os.waitpid(child, 0)
+    return told
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """One that every user can reach, and write to."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
+
+
+@pytest.mark.parametrize("act", [lambda path: save_as(path, "newer"), check_savable])
+def test_a_file_that_may_not_be_written_to_is_not_replaced(
+    shared_folder: Path, act: Callable[[Path], None]
+) -> None:
+    file = shared_folder / "file"
+    file.write_text("older")
+    file.chmod(0o444)
+    assert as_nobody(lambda: act(file)) == "PermissionError"
+    assert file.read_text() == "older"
+    assert as_nobody(lambda: act(shared_folder / "other")) == "nothing"
+
+
+def test_a_place_in_a_folder_that_may_not_be_written_to_is_none(shared_folder: Path) -> None:
+    shared_folder.chmod(0o555)
+    assert as_nobody(lambda: check_savable(shared_folder / "file")) == "PermissionError"
+
+
+def test_looking_at_a_place_leaves_it_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("older")
+    for name in ("file", "other"):
+        check_savable(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "older"
+    with pytest.raises(NotADirectoryError):
+        check_savable(tmp_path / "file" / "below")
+
+
+def test_a_writer_that_fails_in_the_middle_leaves_the_older_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    file.touch(0o400)
-    with pytest.raises(PermissionError):
-        save_as(file, "newer")
+    write_whole(file, "older", 0o644)
+
+    def fail() -> None:
+        with whole(file, 0o644) as draft:
+            draft.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert [file] == list(tmp_path.iterdir())
+    assert file.read_text() == "older"
 
 
 def test_a_folder_and_a_device_are_refused_by_name() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from starsd_edge.bench.report import json_option, write_json
+from starsd_edge.bench.result_files import picture_option, save_picture
 from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
-from starsd_edge.errors import MissingDependencyError
 from starsd_edge.ranges import FiniteRange
 from starsd_server.capacity.paper import Paper, Point, reproduce
 from starsd_server.capacity.recorded import work_of
@@ -44,7 +44,7 @@ ANSWER_TOKENS = 128
 @click.option("--seconds", default=6.0, show_default=True, type=FiniteRange(0.5), help="Virtual, a point.")
 @click.option("--host-factor", default=1.0, show_default=True, help="The host's processor time; 0: none.")
 @json_option
-@click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw them there.")
+@picture_option("--png", "png_file", "Draw them there.")
 def command(
     targets: str,
     profile: str,
@@ -113,13 +113,9 @@ def lines_of(paper: Paper) -> list[str]:
 
 
 def draw(paper: Paper, title: str, file: Path) -> None:
-    """Throughput, per-device speed, idle time and round time against N. Raises MissingDependencyError."""
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise MissingDependencyError(
-            "a picture needs matplotlib: pip install 'starsd-edge[bench]'"
-        ) from error
+    """Throughput, per-device speed, idle time and round time against N. Raises UsageError."""
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot
 
@@ -152,7 +148,7 @@ def draw(paper: Paper, title: str, file: Path) -> None:
         axis.grid(visible=True, alpha=0.3)
         axis.legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(file, dpi=110)
+    save_picture(figure, file, 110)
     pyplot.close(figure)
 
 

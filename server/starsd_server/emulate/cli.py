@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from starsd_edge.bench.report import json_option, write_json
+from starsd_edge.bench.result_files import picture_option
 from starsd_edge.cli.drafts import software
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
@@ -91,7 +92,7 @@ AT_LEAST_ONE = click.IntRange(1)
     help="Instead: where the time of that many rounds goes, with the largest number of targets.",
 )
 @json_option
-@click.option("--png", "png_file", type=click.Path(path_type=Path), help="Draw throughput and busy fraction.")
+@picture_option("--png", "png_file", "Draw throughput and busy fraction.")
 def command(
     targets: str,
     profile: str,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from starsd_edge.errors import MissingDependencyError
-from starsd_edge.extras import install_hint
+from starsd_edge.bench.result_files import save_picture
 from starsd_server.emulate.bench import BenchRow
 
 __all__ = ["draw"]
@@ -15,11 +14,9 @@ MARKERS = {"serial": ("s", "--"), "batched": ("o", "-")}
 
 
 def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
-    """Write a PNG. Raises MissingDependencyError without matplotlib."""
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise MissingDependencyError(f"a picture needs matplotlib: {install_hint('bench')}") from error
+    """Write a picture. Raises UsageError where it cannot be written."""
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot
 
@@ -44,5 +41,5 @@ def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
-    figure.savefig(file, dpi=120)
+    save_picture(figure, file, 120)
     pyplot.close(figure)

@@ -18,6 +18,7 @@ from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import BundleError
 from starsd_edge.protocol.features import FeatureDtype, encode_rows
 from starsd_edge.types import FeatureArray, Float32Array, TokenArray
+from starsd_edge.whole_file import SHARED_MODE, whole
 from starsd_server.engine import Advanced, Engine, Extend, Grow, SessionRows, TreeReady, WorkItem
 from starsd_server.heads.grow import GrowthLimits
 
@@ -60,13 +61,14 @@ class Trace:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(
-            folder / TRACE_FILE,
-            lengths=np.array([len(c.tokens) for c in self.conversations]),
-            prompt_lengths=np.array([c.prompt_len for c in self.conversations]),
-            tokens=np.concatenate([c.tokens for c in self.conversations]),
-            features=np.concatenate([c.features for c in self.conversations]),
-        )
+        with whole(folder / TRACE_FILE, SHARED_MODE) as file:
+            np.savez(
+                file,
+                lengths=np.array([len(c.tokens) for c in self.conversations]),
+                prompt_lengths=np.array([c.prompt_len for c in self.conversations]),
+                tokens=np.concatenate([c.tokens for c in self.conversations]),
+                features=np.concatenate([c.features for c in self.conversations]),
+            )
 
     @classmethod
     def load(cls, folder: Path) -> Trace:
@@ -142,17 +144,18 @@ class RecordedTrees:
     def save(self, file: Path) -> None:
         names = np.array(list(self._trees), np.int64).reshape(-1, 2)
         trees = list(self._trees.values())
-        np.savez_compressed(
-            file,
-            names=names,
-            sizes=np.array([len(t.tree.tokens) for t in trees]),
-            steps=np.array([len(t.levels) for t in trees]),
-            rows=np.array([rows for t in trees for rows in t.beams]),
-            tokens=np.concatenate([t.tree.tokens for t in trees]),
-            parents=np.concatenate([t.tree.parents for t in trees]),
-            probabilities=np.concatenate([t.tree.probabilities for t in trees]),
-            beams=np.concatenate([level for t in trees for level in t.levels]),
-        )
+        with whole(file, SHARED_MODE) as written:
+            np.savez_compressed(
+                written,
+                names=names,
+                sizes=np.array([len(t.tree.tokens) for t in trees]),
+                steps=np.array([len(t.levels) for t in trees]),
+                rows=np.array([rows for t in trees for rows in t.beams]),
+                tokens=np.concatenate([t.tree.tokens for t in trees]),
+                parents=np.concatenate([t.tree.parents for t in trees]),
+                probabilities=np.concatenate([t.tree.probabilities for t in trees]),
+                beams=np.concatenate([level for t in trees for level in t.levels]),
+            )
 
     @classmethod
     def load(cls, file: Path) -> RecordedTrees:

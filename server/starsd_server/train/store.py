@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from starsd_edge.errors import BundleError
 from starsd_edge.types import FeatureArray, TokenArray
+from starsd_edge.whole_file import SHARED_MODE, write_whole
 from starsd_server.train.data import Corpus
 
 __all__ = ["CorpusWriter", "open_corpus"]
@@ -39,7 +40,7 @@ class CorpusWriter:
         described = about | {"feature_size": str(feature_size)}
         file = folder / ABOUT
         if not file.exists():
-            file.write_text(json.dumps(described, indent=1) + "\n", "utf-8")
+            write_whole(file, json.dumps(described, indent=1) + "\n", SHARED_MODE)
         found = json.loads(file.read_text("utf-8"))
         if found != described:
             different = sorted(
