@@ -17,7 +17,10 @@ from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.errors import BundleError, MissingDependencyError, UsageError
 from starsd_edge.extras import install_hint
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
-from starsd_jetson.graph.sources import UNUSABLE, GgufSource, HuggingFaceSource, WeightSource
+from starsd_jetson.graph.checked_source import UNUSABLE
+from starsd_jetson.graph.folder_source import FolderSource
+from starsd_jetson.graph.gguf_source import GgufSource
+from starsd_jetson.graph.sources import WeightSource
 from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
 
 __all__ = ["TextSettings", "read_text_settings"]
@@ -45,7 +48,7 @@ def read_text_settings(source: WeightSource) -> TextSettings:
         if isinstance(source, GgufSource):
             text = read_gguf(source)
         else:
-            assert isinstance(source, HuggingFaceSource)
+            assert isinstance(source, FolderSource)
             text = read_hugging_face(source)
     except (*UNUSABLE, OSError) as error:  # UnicodeDecodeError is a ValueError
         raise BundleError(f"{source.path}: its tokenizer files cannot be used ({error})") from error
@@ -187,7 +190,7 @@ GGUF_TOKENIZERS: dict[str, Callable[[GgufSource, list[str], list[int]], str]] = 
 # Hugging Face ----------------------------------------------------------------------------------------------
 
 
-def read_hugging_face(source: HuggingFaceSource) -> TextSettings:
+def read_hugging_face(source: FolderSource) -> TextSettings:
     tokenizers = import_tokenizers()
     file = source.tokenizer_path
     if file.suffix == ".json":

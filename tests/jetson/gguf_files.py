@@ -8,7 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from starsd_jetson.graph.sources import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES, open_source
+from starsd_jetson.graph.gguf_source import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES
+from starsd_jetson.graph.sources import open_source
 from starsd_jetson.sentencepiece import Piece
 from tests.jetson.k_quants import K_QUANTS
 

@@ -13,7 +13,7 @@ import torch
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.tree import DraftTree
 from starsd_jetson import embedded
-from starsd_jetson.graph.sources import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES
+from starsd_jetson.graph.gguf_source import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES
 from starsd_jetson.onnx_target import OnnxTarget
 
 FAMILIES = [

@@ -17,8 +17,9 @@ import pytest
 
 from starsd_edge.errors import BundleError
 from starsd_jetson.export import ExportSettings, export
+from starsd_jetson.graph.gguf_source import GGUF_LAYER_NAMES
 from starsd_jetson.graph.shape import RopeScaling
-from starsd_jetson.graph.sources import GGUF_LAYER_NAMES, open_source
+from starsd_jetson.graph.sources import open_source
 from starsd_jetson.onnx_target import OnnxTarget
 from starsd_jetson.sentencepiece import Piece
 from tests.jetson.gguf_files import write_gguf

@@ -14,7 +14,9 @@ import numpy as np
 from starsd_edge.errors import BundleError
 from starsd_edge.protocol.greeting import projection_hash
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.sources import UNUSABLE, WeightSource, open_safetensors
+from starsd_jetson.graph.checked_source import UNUSABLE
+from starsd_jetson.graph.sources import WeightSource
+from starsd_jetson.graph.tensor_files import open_safetensors
 
 __all__ = ["Taps", "read_taps"]
 
