@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -61,9 +62,11 @@ MAX_ADDRESSES = 1024  # devices whose counters are kept
 
 
 class Gateway:
-    """ROUTER on one side, the worker's socket on the other."""
+    """ROUTER on one side, the worker's socket on the other. `clock` gives monotonic seconds."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ready_said = False
         self._context = make_context()
         self._peers = open_peers(self._context, config)
         self._router = self._peers.open_socket()
@@ -91,25 +94,37 @@ class Gateway:
 
     def run(self) -> None:
         """Pass messages until the service is gone; says that it is ready once there is a worker."""
-        ready_said = False
-        while True:
-            ready = dict(self._poller.poll(self._idle_ms() if ready_said else WORKER_LOOK_MS))
-            if not ready_said and self._worker.poll(0, zmq.POLLOUT):
-                child.tell_ready(address=self.address, monitor=self.monitor_address)
-                ready_said = True
-            if sys.stdin.fileno() in ready:
-                command = child.read_command()
-                if command is None:
-                    self._from_worker()  # its last replies
-                    self._router.close(linger=LAST_REPLIES_MS)
-                    return
-                if command == child.DRAIN:
-                    self._without_worker = BusyReason.DRAINING
-            if self._router in ready:
-                self._from_edges()
-            if self._worker in ready:
-                self._from_worker()
-            self._keep_house()
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Wait for something to do, and do a bounded part of it; False when the service is gone."""
+        ready = dict(self._poller.poll(self.idle_ms() if self._ready_said else WORKER_LOOK_MS))
+        if not self._ready_said and self._worker.poll(0, zmq.POLLOUT):
+            child.tell_ready(address=self.address, monitor=self.monitor_address)
+            self._ready_said = True
+        if sys.stdin.fileno() in ready:
+            command = child.read_command()
+            if command is None:
+                self._from_worker()  # its last replies
+                return False
+            if command == child.DRAIN:
+                self._without_worker = BusyReason.DRAINING
+        if self._router in ready:
+            self._from_edges()
+        if self._worker in ready:
+            self._from_worker()
+        self._keep_house()
+        return True
+
+    def close(self) -> None:
+        """Let the last replies leave, and end."""
+        self._router.close(linger=LAST_REPLIES_MS)
+        self._worker.close(0)
+        if self._monitor is not None:
+            self._monitor.close()
+        self._peers.close()
+        self._context.term()
 
     # ------------------------------------------------------------------------------------------- up
 
@@ -217,11 +232,11 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------- the house
 
-    def _idle_ms(self) -> int:
-        return max(0, int((min(self._next_state_s, self._next_refresh_s) - time.monotonic()) * 1e3) + 1)
+    def idle_ms(self) -> int:
+        return max(0, int((min(self._next_state_s, self._next_refresh_s) - self._clock()) * 1e3) + 1)
 
     def _keep_house(self) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s >= self._next_refresh_s:
             self._next_refresh_s = now_s + REFRESH_S
             for farewell in self._peers.refresh():
@@ -306,6 +321,7 @@ def main() -> None:
     except StarSDError as error:
         log.error("%s: another process takes over", error)
         sys.exit(1)
+    gateway.close()
 
 
 if __name__ == "__main__":

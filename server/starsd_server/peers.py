@@ -73,6 +73,10 @@ class Peers(Protocol):
 
     def refused(self) -> list[RefusedPeer]: ...
 
+    def close(self) -> None:
+        """End what is of its own. The socket is closed before."""
+        ...
+
 
 def open_peers(context: zmq.Context[SyncSocket], config: ServiceConfig) -> Peers:
     """Raises ConfigError for endpoints without keys that others than this machine could reach."""
@@ -114,6 +118,9 @@ class LocalPeers:
 
     def refused(self) -> list[RefusedPeer]:
         return []
+
+    def close(self) -> None:
+        pass
 
 
 def remember(routes: OrderedDict[bytes, str], route: bytes, value: str) -> None:
@@ -217,6 +224,10 @@ class KeyedPeers:
 
     def refused(self) -> list[RefusedPeer]:
         return self._refusals.peers(time.monotonic())
+
+    def close(self) -> None:
+        self._zap.stop()
+        self._connections.close()
 
     def _on_knock(self, knock: Knock) -> None:
         """On the ZAP thread."""

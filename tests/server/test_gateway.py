@@ -1,0 +1,142 @@
+"""The gateway, turn by turn and by a clock of its own: what it does when, and that no peer can put it off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import zmq
+
+from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket, make_context
+from starsd_edge.link.trust import TrustStore
+from starsd_edge.protocol.codec import decode, encode
+from starsd_edge.protocol.messages import Error, ErrorCode, Head, Ping
+from starsd_server.config import ServiceConfig
+from starsd_server.gateway import MESSAGES_AT_ONCE, Gateway
+from starsd_server.ipc import FromEdge, GatewayState, Revoked, connect_worker_socket, unpack_in_worker
+from starsd_server.peers import REFRESH_S
+
+SERVICE, JET, LAPTOP = (KeyPair.generate(name) for name in ("service", "jet1", "laptop"))
+PATIENCE_MS = 60_000
+PING = encode(Ping(Head(1), 5))
+
+
+@dataclass
+class House:
+    """A gateway with keys, a worker that only listens, and devices; nothing moves but by `turn`."""
+
+    folder: Path
+    now_s: float = 100.0
+    context: zmq.Context[SyncSocket] = field(default_factory=make_context)
+    arrived: list[FromEdge | GatewayState | Revoked] = field(default_factory=list)  # at the worker
+    devices: list[SyncSocket] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        SERVICE.save(self.folder / "service.key")
+        self.trusted = TrustStore(self.folder / "trusted")
+        for pair in (JET, LAPTOP):
+            self.trusted.trust(pair.key)
+        self.worker = connect_worker_socket(self.context, self.folder, bind=True)
+        config = ServiceConfig(
+            heads=(), bind="tcp://127.0.0.1:0", folder=str(self.folder), keys=str(self.folder)
+        )
+        self.gateway = Gateway(config, lambda: self.now_s)
+        self.turn_until(lambda: bool(self.worker.poll(0, zmq.POLLOUT)))
+
+    def device(self, pair: KeyPair) -> SyncSocket:
+        """One that is let in and has been heard."""
+        socket = edge_socket(self.context, EdgeKeys(pair, SERVICE.key.public))
+        self.devices.append(socket)
+        socket.connect(self.gateway.address)
+        assert socket.poll(PATIENCE_MS, zmq.POLLOUT)
+        heard = len(self.heard_of(pair))
+        socket.send_multipart(PING)
+        self.turn_until(lambda: len(self.heard_of(pair)) > heard)
+        return socket
+
+    def turn(self) -> None:
+        assert self.gateway.turn()
+        while self.worker.poll(0):
+            self.arrived.append(unpack_in_worker(self.worker.recv_multipart()))
+
+    def turn_until(self, met: Callable[[], bool]) -> None:
+        """Without the gateway's time going on."""
+        deadline_s = time.monotonic() + PATIENCE_MS / 1e3
+        while not met():
+            assert time.monotonic() < deadline_s, "it does not come"
+            self.turn()
+
+    def heard_of(self, pair: KeyPair) -> list[FromEdge]:
+        return [each for each in self.arrived if isinstance(each, FromEdge) and each.device == pair.key.name]
+
+    def revoked(self) -> list[str]:
+        return [each.device for each in self.arrived if isinstance(each, Revoked)]
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    read, write = os.pipe()
+    with os.fdopen(read) as commands, os.fdopen(write, "w"):
+        monkeypatch.setattr(sys, "stdin", commands)
+        made = House(tmp_path)
+        yield made
+        made.gateway.close()
+        for socket in (made.worker, *made.devices):
+            socket.close(0)
+        made.context.term()
+
+
+def test_a_device_is_revoked_at_the_first_look_after_its_key_is_gone(house: House) -> None:
+    """It is told, though it says nothing; the worker ends its sessions; the other one is none the wiser."""
+    silent, other = house.device(JET), house.device(LAPTOP)
+    house.turn()
+    house.trusted.revoke("jet1")
+    house.now_s += REFRESH_S
+    house.turn()
+    house.turn_until(lambda: bool(silent.poll(0)))
+    told = decode(silent.recv_multipart())
+    assert isinstance(told, Error)
+    assert ErrorCode.REVOKED is told.code
+    house.turn_until(lambda: house.revoked() == ["jet1"])
+    assert not other.poll(0)
+    heard = len(house.heard_of(JET))
+    silent.send_multipart(PING)
+    house.turn_until(lambda: bool(silent.poll(0)))
+    assert heard == len(house.heard_of(JET))
+
+
+def test_it_looks_in_time_whether_anybody_speaks_or_all_do(house: House) -> None:
+    """A turn waits no longer than until the next look, and handles no more than so many messages: neither
+    silence nor a crowd puts a revocation off. Several looks fit into the second that is promised."""
+    assert 4 * REFRESH_S <= 1.0
+    chatty = [house.device(LAPTOP) for _ in range(30)]
+    house.device(JET)
+    assert 0 < house.gateway.idle_ms() <= REFRESH_S * 1e3 + 1
+    house.now_s += REFRESH_S
+    assert house.gateway.idle_ms() <= 1
+    house.turn()
+    for socket in chatty:
+        for _ in range(10):
+            socket.send_multipart(PING)
+    house.trusted.revoke("jet1")
+    house.now_s += REFRESH_S
+    before = len(house.arrived)
+    house.turn_until(lambda: house.revoked() == ["jet1"])
+    arrived = house.arrived[before:]
+    passed_up = [each for each in arrived[: arrived.index(Revoked("jet1"))] if isinstance(each, FromEdge)]
+    assert len(passed_up) <= MESSAGES_AT_ONCE
+
+
+def test_it_starts_without_what_takes_long_to_load() -> None:
+    """A gateway that died is back before anybody's patience ends: it loads nothing that computes."""
+    script = "import sys, starsd_server.gateway; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    heavy = {"torch", "onnxruntime", "onnx", "asyncio", "ssl", "scipy", "safetensors", "tokenizers"}
+    assert set() == heavy & set(loaded.stdout.split())
