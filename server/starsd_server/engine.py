@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -71,8 +71,7 @@ class SessionRows:
         self.growth = self.output = self.blocked = None
 
 
-@dataclass(frozen=True, slots=True)
-class Extend:
+class Extend(NamedTuple):
     """Append committed rows; with `limits`, the last one is also the root of a new tree.
 
     Without rows, `limits` asks for a tree on what is held.
@@ -93,8 +92,7 @@ class Extend:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Grow:
+class Grow(NamedTuple):
     """Run the beams of the session's tree: one level more."""
 
     session: SessionRows

@@ -21,8 +21,8 @@ from starsd_server.scheduling import (
     Admit,
     Arrive,
     Close,
-    Drain,
     Drained,
+    EngineFree,
     Event,
     Evict,
     EvictReason,
@@ -41,6 +41,7 @@ from starsd_server.slots import Slots
 
 __all__ = ["Scheduler"]
 
+EXTEND, GROW = Phase.EXTEND, Phase.GROW  # a member is slow to look up
 RETRY_SESSIONS_S = 5.0  # until another session of the device may have ended
 RETRY_MEMORY_S = 1.0  # until some session may have gone idle
 RETRY_STEP_S = 0.05  # until the step under way has ended
@@ -108,20 +109,20 @@ class Scheduler:
     def handle(self, event: Event) -> list[Action]:
         """What `event` brings about. Raises LocalProtocolError for one that cannot happen."""
         actions: list[Action] = []
-        if isinstance(event, Arrive):
-            self._arrive(event, actions)
+        if isinstance(event, EngineFree):
+            self._dispatch(actions)
         elif isinstance(event, StepEnded):
             self._step_ended(event)
+        elif isinstance(event, Arrive):
+            self._arrive(event, actions)
         elif isinstance(event, Open):
             self._open(event, actions)
         elif isinstance(event, Close):
             self._forget(event.key)
         elif isinstance(event, Tick):
             self._expire(event.now, actions)
-        elif isinstance(event, Drain):
-            self._draining = True
         else:
-            self._dispatch(actions)
+            self._draining = True
         return actions
 
     @property
@@ -210,23 +211,23 @@ class Scheduler:
         ended, self._step = self._step, None
         if len(event.beams) != len(ended):
             raise LocalProtocolError(f"a step of {len(ended)} turns ended with {len(event.beams)}")
+        resting: list[_Device] = []  # those of a session with nothing left
         for session, beams in zip(ended, event.beams, strict=True):
             session.running = False
             if session.slot is not None:
-                self._slots[session.head].release(session.slot)
-                continue  # it left meanwhile
-            # What came in meanwhile is for a newer prefix than the tree.
-            session.beams = 0 if session.blocks else beams
-            if session.key in event.failed:
+                self._slots[session.head].release(session.slot)  # it left meanwhile
+            elif session.key in event.failed:
                 self._clear(session)
+            elif not session.blocks:  # what came in meanwhile is for a newer prefix than the tree
+                session.beams = beams
+            if session.slot is None and (session.beams or session.blocks):
+                self._ready[session.key] = session
+            else:
+                resting.append(session.device)
         if self._serving is not None and not self._unfinished(self._serving):
             self._serving = None
-        for session in ended:
-            if session.idle:
-                device = session.device
-                device.share.backlogged = any(not each.idle for each in device.sessions.values())
-            elif session.slot is None:
-                self._ready[session.key] = session
+        for device in resting:
+            device.share.backlogged = any(not each.idle for each in device.sessions.values())
 
     def _expire(self, now: float, actions: list[Action]) -> None:
         for session in list(self._sessions.values()):
@@ -272,10 +273,10 @@ class Scheduler:
             raise LocalProtocolError("the engine cannot be free while a step runs")
         chosen = self._serial_choice() if self._policy is Policy.SERIAL else self._batched_choice()
         if chosen:
-            backlogged = list(self._ready.values())
+            backlogged = [session.device.share for session in self._ready.values()]
             turns = tuple([self._take(session) for session in chosen])
             self._step = chosen
-            lowest = min([session.device.share.counter for session in backlogged])
+            lowest = min([share.counter for share in backlogged])
             self._virtual_time = max(self._virtual_time, lowest)
             actions.append(RunStep(turns))
         elif self._draining and not self._drained:
@@ -286,13 +287,19 @@ class Scheduler:
         limits, chunk_rows = self._limits, self._limits.chunk_rows
         rounds: list[_Session] = []
         prompts: list[_Session] = []
+        rows = 0  # of rounds
         for session in self._ready.values():
             if session.beams:
                 rounds.append(session)
+                rows += session.beams
+                continue
+            block = session.blocks[0]
+            if block.wants_tree and block.rows <= chunk_rows:
+                rounds.append(session)
+                rows += block.rows
             else:
-                block = session.blocks[0]
-                (rounds if block.wants_tree and block.rows <= chunk_rows else prompts).append(session)
-        if not prompts and sum(map(self._next_rows, rounds)) <= min(limits.free_rows, limits.step_rows):
+                prompts.append(session)
+        if not prompts and rows <= min(limits.free_rows, limits.step_rows):
             return rounds  # there is room for all
         rounds = self._evenly(rounds)
         if not prompts:
@@ -357,21 +364,23 @@ class Scheduler:
 
     def _take(self, session: _Session) -> Turn:
         """The session's next turn, charged to its device."""
-        rows = self._next_rows(session)
+        key, device, rows = session.key, session.device, session.beams
         session.running = True
-        del self._ready[session.key]
-        session.device.share.counter += turn_cost(rows)
-        if session.beams:
+        del self._ready[key]
+        if rows:
             session.beams = 0
-            return Turn(session.key, Phase.GROW, rows)
+            device.share.counter += turn_cost(rows)
+            return Turn(key, GROW, rows)
+        rows = self._next_rows(session)
+        device.share.counter += turn_cost(rows)
         block = session.blocks[0]
         block.rows -= rows
-        self._queue(session.device, -rows)
+        self._queue(device, -rows)
         if block.rows:
-            return Turn(session.key, Phase.EXTEND, rows)
+            return Turn(key, EXTEND, rows)
         session.blocks.popleft()
         session.tree_arrival = block.arrival
-        return Turn(session.key, Phase.EXTEND, rows, starts_tree=block.wants_tree, ends_block=True)
+        return Turn(key, EXTEND, rows, block.wants_tree, True)
 
     def _unfinished(self, key: SessionKey) -> bool:
         """Serial: the session's prompt or tree is not done yet."""

@@ -80,6 +80,7 @@ class Part(NamedTuple):
 
     turn: Turn
     session: Session
+    head: str
     rows: SessionRows
     block: Block | None
 
@@ -91,9 +92,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """The step under way: who takes part, and the places of each head's work among them."""
+    """The step under way: who takes part, and with which heads."""
 
     parts: list[Part]
-    places: dict[str, list[int]]
+    heads: tuple[str, ...]
     started_s: float
     waited_s: float  # how long somebody waited for it while no step ran

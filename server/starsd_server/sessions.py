@@ -33,6 +33,7 @@ from starsd_server.engine import (
     Grow,
     Outcome,
     Refused,
+    SessionRows,
     StepEngine,
     TreeReady,
     WorkItem,
@@ -77,6 +78,7 @@ BUSY_REASONS = {
     RefuseReason.LOAD: BusyReason.LOAD,
     RefuseReason.DRAINING: BusyReason.DRAINING,
 }
+GROW = Phase.GROW  # a member is slow to look up
 MAX_SEATS = 1024  # sessions that may be known at once; those without a slot cost a few kilobytes each
 
 
@@ -207,7 +209,7 @@ class Sessions:
         Messages may be received meanwhile: sessions that close or start anew are taken out of the step."""
         if self._flight is None:
             return 0.0
-        return max(self._engines[head].left_s() for head in self._flight.places)
+        return max([self._engines[head].left_s() for head in self._flight.heads])
 
     def finish(self, clock: Clock) -> None:
         """Wait for the step under way, if there is one, so that the next can begin; `answer` is for later."""
@@ -219,11 +221,12 @@ class Sessions:
         ended_s = self._last_step_s = clock() - late_s
         if self._price > 0.0:
             self._narrow(flight, outcomes)
-        both = list(zip(flight.parts, outcomes, strict=True))
-        beams = [
-            outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0 for part, outcome in both
-        ]
-        refused = [(part, outcome) for part, outcome in both if isinstance(outcome, Refused)]
+        beams: list[int] = []
+        refused: list[tuple[Part, Refused]] = []
+        for part, outcome in zip(flight.parts, outcomes, strict=True):
+            beams.append(outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0)
+            if isinstance(outcome, Refused):
+                refused.append((part, outcome))
         failed = frozenset([part.turn.key for part, _ in refused])
         self._scheduler.handle(StepEnded(tuple(beams), failed))
         for part, refusal in refused:
@@ -318,63 +321,72 @@ class Sessions:
 
     def _launch(self, turns: tuple[Turn, ...], started_s: float) -> None:
         """One engine step per head. The accelerator idles until it is done: nothing here that can wait."""
-        ready_s = started_s  # since when the first of them could have run
-        parts: list[Part] = []
-        items: dict[str, list[WorkItem]] = {}
-        places: dict[str, list[int]] = {}
-        for place, turn in enumerate(turns):
-            session = self._sessions[turn.key]
-            rows, head = session.rows, session.head.name
+        sessions = [self._sessions[turn.key] for turn in turns]
+        heads = [session.head.name for session in sessions]
+        items: list[WorkItem] = []
+        blocks: list[Block | None] = []
+        for turn, session in zip(turns, sessions, strict=True):
+            rows = session.rows
             assert rows is not None
-            if head not in items:
-                items[head], places[head] = [], []
-            places[head].append(place)
-            if turn.phase is Phase.GROW:
+            if turn.phase is GROW:
+                items.append(Grow(rows))
+                blocks.append(session.drafting)
+            else:
+                block = session.blocks[0]
+                items.append(self._extension(session, rows, block, turn))
+                blocks.append(block)
+        used = tuple(dict.fromkeys(heads))
+        for head in used:
+            self._engines[head].launch([item for item, its in zip(items, heads, strict=True) if its == head])
+        # What is left to do is done while the engine runs.
+        parts = [
+            Part(turn, session, head, item.session, block)
+            for turn, session, head, item, block in zip(turns, sessions, heads, items, blocks, strict=True)
+        ]
+        waited_s = started_s - max(self._last_step_s, self._begin_blocks(parts, started_s))
+        self._flight = Flight(parts, used, started_s, waited_s)
+
+    def _begin_blocks(self, parts: list[Part], started_s: float) -> float:
+        """Since when the first of them could have run, had nothing been in its way."""
+        ready_s = started_s
+        for part in parts:
+            block = part.block
+            if block is not None and block.started_s is None:
+                block.started_s = started_s
+                ready_s = min(ready_s, block.arrived_s)
+            else:
                 ready_s = min(ready_s, self._last_step_s)
-                parts.append(Part(turn, session, rows, session.drafting))
-                items[head].append(Grow(rows))
-                continue
-            block = session.blocks[0]
-            ready_s = min(ready_s, block.arrived_s if block.started_s is None else self._last_step_s)
-            parts.append(Part(turn, session, rows, block))
-            items[head].append(self._extension(session, block, turn, started_s))
-        self._flight = Flight(parts, places, started_s, started_s - max(self._last_step_s, ready_s))
-        for head, work in items.items():
-            self._engines[head].launch(work)
+        return ready_s
 
     def _collect(self, flight: Flight) -> list[Outcome]:
         """What became of each part."""
-        outcomes: list[Outcome] = [Advanced()] * len(flight.parts)
-        for head, places in flight.places.items():
-            collected = self._engines[head].collect()
-            if len(places) == len(outcomes):
-                return collected  # no other head took part
-            for place, outcome in zip(places, collected, strict=True):
-                outcomes[place] = outcome
-        return outcomes
+        if len(flight.heads) == 1:
+            return self._engines[flight.heads[0]].collect()
+        collected = {head: iter(self._engines[head].collect()) for head in flight.heads}
+        return [next(collected[part.head]) for part in flight.parts]
 
     def _narrow(self, flight: Flight, outcomes: list[Outcome]) -> None:
         """Where the engine is saturated, trees go on as far as their rows are worth its time."""
         for place, part in enumerate(flight.parts):
             outcome = outcomes[place]
             if isinstance(outcome, Advanced) and outcome.beams and part.going_on:
-                engine = self._engines[part.session.head.name]
+                engine = self._engines[part.head]
                 outcomes[place] = engine.narrow(part.rows, self._price / part.session.trust.ratio)
 
-    def _extension(self, session: Session, block: Block, turn: Turn, started_s: float) -> Extend:
+    def _extension(self, session: Session, rows: SessionRows, block: Block, turn: Turn) -> Extend:
         """The next rows of `block`, and the tree on them if it is time for that."""
-        assert session.rows is not None
-        if block.started_s is None:
-            block.started_s = started_s
-        rows = slice(block.done, block.done + turn.rows)
-        start = block.rows.start + block.done
-        block.done += turn.rows
+        arrived, done = block.rows, block.done
         if turn.ends_block:
             session.blocks.popleft()
+        limits = None
         if turn.starts_tree:
-            session.drafting = block
-        limits = block.limits if turn.starts_tree else None
-        return Extend(session.rows, block.rows.tokens[rows], block.rows.features[rows], start, limits)
+            session.drafting, limits = block, block.limits
+        if turn.ends_block and done == 0:  # all of them
+            return Extend(rows, arrived.tokens, arrived.features, arrived.start, limits)
+        block.done = end = done + turn.rows
+        return Extend(
+            rows, arrived.tokens[done:end], arrived.features[done:end], arrived.start + done, limits
+        )
 
     def _still(self, part: Part) -> bool:
         """Whether the session has neither ended nor begun anew since the step was launched."""
