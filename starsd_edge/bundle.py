@@ -45,6 +45,10 @@ NO_DIGEST = '"digest": ""'  # cannot occur elsewhere: quotes inside JSON strings
 READ_BLOCK_BYTES = 1 << 22
 
 
+class ManifestError(Exception):
+    """A value of the manifest has the wrong type, or contradicts another; names where."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file of the bundle."""
@@ -131,6 +135,8 @@ class Manifest:
     feature_layers layers whose inputs make the features; empty: the output of the final norm (EAGLE-1)
     projection     sha256 of the matrix that makes them, an EAGLE-3 head's; "" without feature layers
     exporter       revision of the graph builder that made it
+
+    Raises ManifestError for feature layers without a projection, and for a projection without any.
     """
 
     identity: Identity
@@ -151,6 +157,27 @@ class Manifest:
     files: dict[str, FileEntry] = field(default_factory=dict)
     projection: str = ""
     format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if bool(self.feature_layers) != bool(self.projection):
+            raise ManifestError("feature layers go with the name of their projection")
+
+    def for_heads(self) -> dict[str, Any]:
+        """What a draft head and this target must agree on, by the names that a head's identity has it under.
+
+        Where no layers are tapped the features are the final norm's output. A target without projection
+        has no entry for it.
+        """
+        named = {"projection": self.projection} if self.projection else {}
+        return named | {
+            "target_hash": self.identity.source_sha256,
+            "vocab_size": self.shapes.vocab_size,
+            "tokenizer_hash": self.identity.tokenizer_sha256,
+            "hidden_size": self.shapes.hidden_size,
+            "feature_size": self.shapes.feature_size,
+            "feature_layers": self.feature_layers or (-1,),
+            "feature_norm": not self.feature_layers,
+        }
 
     def to_json(self) -> str:
         """The file's text. Its last entry is the sha256 of the text with that entry empty."""
@@ -270,10 +297,6 @@ def file_sha256(path: Path) -> str:
         while block := file.read(READ_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-class ManifestError(Exception):
-    """A value of the manifest has the wrong type; names where."""
 
 
 def read_value(kind: Any, raw: Any, where: str) -> Any:

@@ -7,8 +7,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from starsd_edge.bundle import Manifest
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.link.client import RemoteDrafter
@@ -80,20 +78,5 @@ def software() -> str:
 
 
 def identity_of(manifest: Manifest) -> Identity:
-    """What a bundle's target is to a draft head.
-
-    Where no layers are tapped the features are the final norm's output.
-    """
-    identity, shapes = manifest.identity, manifest.shapes
-    tapped = manifest.feature_layers
-    return Identity(
-        target=identity.name,
-        target_hash=identity.source_sha256,
-        vocab_size=shapes.vocab_size,
-        tokenizer_hash=identity.tokenizer_sha256,
-        hidden_size=shapes.hidden_size,
-        feature_size=shapes.feature_size,
-        feature_layers=tapped or (-1,),
-        feature_norm=not tapped,
-        projection=manifest.projection or msgspec.UNSET,
-    )
+    """What a bundle's target is to a draft head."""
+    return Identity(target=manifest.identity.name, **manifest.for_heads())

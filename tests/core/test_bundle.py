@@ -133,6 +133,8 @@ def test_a_file_name_that_leaves_the_folder_is_refused(folder: Path) -> None:
         (r"manifest.stop_tokens\[1\] is str", {"stop_tokens": [0, "2"]}),
         ("manifest.identity is not an object", {"identity": []}),
         ("manifest.shapes.architecture is missing", {"shapes": {}}),
+        ("feature layers go with the name of their projection", {"feature_layers": [1, 2, 3]}),
+        ("feature layers go with the name of their projection", {"projection": "ab"}),
     ],
 )
 def test_a_wrong_manifest_is_refused_by_name(folder: Path, expected: str, values: dict[str, Any]) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from starsd_edge.errors import BundleError
-from starsd_edge.protocol.greeting import Identity
+from starsd_edge.protocol.greeting import Identity, projection_hash
 from starsd_server.heads.checkpoint import EMBEDDED_HEAD, HeadManifest, load_head, read_manifest, save_head
 from starsd_server.heads.convert import convert
 from starsd_server.heads.head import EagleHead, HeadKind
@@ -37,6 +38,9 @@ def manifest_of(head: EagleHead, target_hash: str = "00") -> HeadManifest:
         tokenizer_hash="11",
         hidden_size=config.hidden_size,
         feature_size=config.hidden_size,
+        projection=projection_hash(head.fc.weight.detach().half().float().numpy())
+        if config.kind is HeadKind.EAGLE3
+        else msgspec.UNSET,
     )
     return HeadManifest(name="small", head=config, identity=identity)
 
@@ -337,6 +341,25 @@ def test_another_projection_than_the_named_is_refused(eagle3: Published) -> None
     save_file(tensors, file)
     with pytest.raises(BundleError, match=r"fc\.weight is not the one that its config\.json names"):
         load_head(eagle3.folder / "out")
+
+
+def test_an_eagle3_head_that_does_not_name_its_projection_is_refused(eagle3: Published) -> None:
+    """It was taken unseen, and drafted for bundles with any projection, or with none."""
+    eagle3.convert()
+    file = eagle3.folder / "out" / "config.json"
+    config = json.loads(file.read_text())
+    del config["identity"]["projection"]
+    file.write_text(json.dumps(config))
+    with pytest.raises(BundleError, match="does not name its projection"):
+        load_head(eagle3.folder / "out")
+
+
+def test_an_eagle1_head_has_no_projection(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["identity"]["projection"] = "ab"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BundleError, match="an EAGLE-1 head with a projection"):
+        load_head(folder)
 
 
 def test_eagle3_of_the_whole_vocabulary_has_no_table(eagle3: Published) -> None:

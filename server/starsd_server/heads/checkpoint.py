@@ -73,6 +73,12 @@ class HeadManifest:
             raise ValueError("an identity without feature layers")
         if not 0 <= self.trained_len <= MAX_TRAINED_LEN:
             raise ValueError(f"trained on {self.trained_len} tokens")
+        if (self.head.kind is HeadKind.EAGLE3) != (self.identity.projection is not msgspec.UNSET):
+            raise ValueError(
+                "an EAGLE-3 head that does not name its projection, which runs on the edge"
+                if self.head.kind is HeadKind.EAGLE3
+                else f"an {self.head.kind.label} head with a projection"
+            )
         wanted = (self.head.vocab_size, self.head.hidden_size)
         if wanted != (self.identity.vocab_size, self.identity.feature_size):
             raise ValueError(
@@ -216,10 +222,9 @@ def _check_vocabulary(file: Path, draft_to_target: Tensor, config: HeadConfig) -
 
 def _check_projection(file: Path, tensors: dict[str, Tensor], manifest: HeadManifest) -> None:
     """It runs on the edges, which know it by this hash."""
-    named = manifest.identity.projection
-    if manifest.head.kind is not HeadKind.EAGLE3 or named is msgspec.UNSET:
+    if manifest.head.kind is not HeadKind.EAGLE3:
         return
-    if projection_hash(tensors["fc.weight"].float().numpy()) != named:
+    if projection_hash(tensors["fc.weight"].float().numpy()) != manifest.identity.projection:
         raise BundleError(f"{file}: fc.weight is not the one that its {CONFIG_NAME} names; convert it again")
 
 
