@@ -22,6 +22,7 @@ from starsd_deploy.cli_options import DEFAULT_FLEET, Selection, end_with, select
 from starsd_deploy.folders import require_folders
 from starsd_deploy.inventory import inventory_schema
 from starsd_deploy.lease import this_holder
+from starsd_deploy.matches import require_matches
 from starsd_deploy.plan import Plan, read_plan, write_plan
 from starsd_deploy.progress import FleetProgress
 from starsd_deploy.show import (
@@ -176,6 +177,7 @@ def apply(
 
 def _make_plan(selection: Selection, refresh: bool) -> tuple[Planned, ...]:
     require_folders(Path(selection.fleet.path), selection.devices)
+    require_matches(selection.fleet, selection.devices)
     devices = with_drafts(selection.fleet, selection.devices)
     found = survey(selection.fleet, devices, selection.login, selection.parallel, time.time)
     workshop = Workshop(cache_dir(), refresh=refresh, report=lambda line: click.echo(line, err=True))

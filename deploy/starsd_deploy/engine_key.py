@@ -7,7 +7,7 @@ import hashlib
 from starsd_deploy.facts import Facts
 from starsd_deploy.inventory import Device
 
-__all__ = ["engine_key"]
+__all__ = ["engine_for", "engine_key"]
 
 
 def engine_key(device: Device, facts: Facts, bundle: str) -> str:
@@ -21,3 +21,8 @@ def engine_key(device: Device, facts: Facts, bundle: str) -> str:
     if not all(identity):
         identity = (f"device {device.name}", facts.kernel, board.tensorrt)
     return hashlib.sha256("|".join((bundle, *identity)).encode()).hexdigest()[:16]
+
+
+def engine_for(facts: Facts) -> str:
+    """What a device's engines are made for, in words."""
+    return f"L4T {facts.board.l4t or 'unknown'}, TensorRT {facts.board.tensorrt or 'unknown'}"

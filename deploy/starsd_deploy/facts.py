@@ -20,9 +20,9 @@ __all__ = [
     "PythonFacts",
     "ReleaseFacts",
     "State",
+    "facts_digest",
     "facts_script",
     "parse_facts",
-    "state_digest",
 ]
 
 MARK = re.compile(r"^@@starsd (\w+)$", re.MULTILINE)
@@ -57,7 +57,10 @@ class ReleaseFacts(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """release.json: what a kept release needs, so that pruning can tell."""
+    """release.json: what a kept release needs, so that pruning can tell.
+
+    engine, engine_for  key of its TensorRT engine, and what that was made for, for people
+    """
 
     id: str
     version: str
@@ -67,6 +70,7 @@ class Manifest(msgspec.Struct, frozen=True):
     links: dict[str, str]
     blobs: tuple[str, ...]
     engine: str = ""
+    engine_for: str = ""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -207,9 +211,13 @@ def parse_facts(output: str) -> Facts:
     )
 
 
-def state_digest(state: State) -> str:
-    """A short hash of all that a plan depends on: a plan made for one state is refused on another."""
-    return hashlib.sha256(msgspec.json.encode(state, order="deterministic")).hexdigest()[:16]
+def facts_digest(facts: Facts) -> str:
+    """A short hash of all that a plan depends on, the system included that wheels and engines are for: a plan
+    made for one device is refused on another, or after an upgrade."""
+    board = facts.board
+    pythons = [(python.path, python.version, python.has_tensorrt) for python in facts.pythons]
+    system = (facts.machine, facts.glibc, pythons, board.module, board.l4t, board.tensorrt)
+    return hashlib.sha256(msgspec.json.encode((facts.state, system), order="deterministic")).hexdigest()[:16]
 
 
 def _sections(output: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from starsd_deploy.inventory import Device, line_of
 from starsd_edge.errors import ConfigError
 
-__all__ = ["NO_FOLDER", "require_folders"]
+__all__ = ["NO_FOLDER", "require_folders", "where_set"]
 
 NO_FOLDER = "no such folder; `starsd export` makes a bundle, `starsd draft train` a head"
 
@@ -21,10 +21,10 @@ def require_folders(inventory: Path, devices: tuple[Device, ...]) -> None:
     for device in devices:
         for key, folder in (("bundle", device.bundle), ("head", device.head)):
             if folder and not Path(folder).is_dir():
-                raise ConfigError(f"{_where(inventory, device.name, key)}: {folder}: {NO_FOLDER}")
+                raise ConfigError(f"{where_set(inventory, device.name, key)}: {folder}: {NO_FOLDER}")
 
 
-def _where(inventory: Path, name: str, key: str) -> str:
+def where_set(inventory: Path, name: str, key: str) -> str:
     """Where the inventory sets a device's key: in its own table, else for all."""
     text = inventory.read_text(encoding="utf-8")
     for keys in (("devices", name, key), ("defaults", key)):

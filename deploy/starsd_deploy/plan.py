@@ -20,7 +20,7 @@ from starsd_deploy.commands import (
     unit_name,
     unit_text,
 )
-from starsd_deploy.facts import Facts, Manifest, State, state_digest
+from starsd_deploy.facts import Facts, Manifest, State, facts_digest
 from starsd_deploy.inventory import Device, Role
 from starsd_deploy.releases import kept_releases
 from starsd_deploy.steps import (
@@ -46,7 +46,7 @@ from starsd_edge.errors import ConfigError, ResourceError
 
 __all__ = ["DevicePlan", "Plan", "Wanted", "plan_device", "read_plan", "write_plan"]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 # Of the weights: a build needs graph, engine, timing cache and temporaries (as its own check has it).
 ENGINE_BUILD_FACTOR, ENGINE_FACTOR = 2.5, 1.25
 INSTALLED_SIZE_FACTOR = 4  # a venv takes about three times its wheels; one more for the build's own needs
@@ -72,13 +72,13 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class DevicePlan(msgspec.Struct, frozen=True):
-    """The steps for one device, and the state they were made for."""
+    """The steps for one device, and the facts they were made for."""
 
     device: str
     role: Role
     release: str
     root: str
-    state_digest: str
+    facts_digest: str
     steps: tuple[Step, ...]
 
     @property
@@ -123,7 +123,7 @@ def plan_device(device: Device, facts: Facts, wanted: Wanted) -> DevicePlan:
         role=device.role,
         release=release.id,
         root=state.root,
-        state_digest=state_digest(state),
+        facts_digest=facts_digest(facts),
         steps=tuple(steps),
     )
 
@@ -168,7 +168,10 @@ def _engine_steps(device: Device, state: State, wanted: Wanted) -> list[Step]:
     if not key or key in state.engines:
         return []
     script = engine_script(device, state.root)
-    return [Engine(wanted.release.id, key, wanted.engine_from, script, device.engine_timeout_s)]
+    older = next((m.engine_for for m in state.manifests if m.id == state.current), "")
+    newer = wanted.manifest.engine_for
+    reason = f"{newer} now, {older} before" if older and older != newer else ""
+    return [Engine(wanted.release.id, key, wanted.engine_from, script, device.engine_timeout_s, reason)]
 
 
 def _check_disk(device: Device, facts: Facts, wanted: Wanted, steps: tuple[Step, ...]) -> None:

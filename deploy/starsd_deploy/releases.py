@@ -20,7 +20,7 @@ import hashlib
 import msgspec
 
 from starsd_deploy.commands import ServiceLink, bundle_link, config_text, gate_script, run_script
-from starsd_deploy.engine_key import engine_key
+from starsd_deploy.engine_key import engine_for, engine_key
 from starsd_deploy.facts import Facts, Manifest, PythonFacts, State
 from starsd_deploy.inventory import Device, Runtime
 from starsd_deploy.steps import Content, Release
@@ -76,6 +76,10 @@ def make_release(
         config=config_text(device, root, services),
         manifest="",
     )
+    bundle = unnamed.links.get(bundle_link(device), "")
+    has_engine = device.runtime is Runtime.TENSORRT and bool(bundle)
+    # Of the name, too: after an upgrade of L4T or TensorRT it is another release, with a gate of its own.
+    engine = engine_key(device, facts, bundle) if has_engine else ""
     identity = (
         python.version,
         unnamed.python,
@@ -85,12 +89,12 @@ def make_release(
         unnamed.run,
         unnamed.gate,
         unnamed.config,
+        *([engine] if engine else []),
     )
     digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
     release_id = f"{version}-{digest}"
     blobs = {wheel.blob.sha256 for wheel in wheels.wheels}
     blobs |= {file.blob.sha256 for content in contents for file in content.files}
-    bundle = unnamed.links.get(bundle_link(device), "")
     manifest = Manifest(
         id=release_id,
         version=version,
@@ -99,7 +103,8 @@ def make_release(
         wheels={wheel.name: wheel.blob.sha256 for wheel in wheels.wheels},
         links=unnamed.links,
         blobs=tuple(sorted(blobs)),
-        engine=engine_key(device, facts, bundle) if device.runtime is Runtime.TENSORRT and bundle else "",
+        engine=engine,
+        engine_for=engine_for(facts) if engine else "",
     )
     return msgspec.structs.replace(
         unnamed, id=release_id, manifest=msgspec.json.encode(manifest, order="deterministic").decode()

@@ -13,7 +13,7 @@ from starsd_deploy.blobs import Blob
 from starsd_deploy.commands import KILL_AFTER_S, unit_name
 from starsd_deploy.device import NOT_RUNNING, DeviceShell, UnhealthyError
 from starsd_deploy.engines import EngineShelf, build_engine, put_engine
-from starsd_deploy.facts import Facts, facts_script, parse_facts, state_digest
+from starsd_deploy.facts import Facts, facts_digest, facts_script, parse_facts
 from starsd_deploy.inventory import Device, UnitScope
 from starsd_deploy.lease import Holder, Lease
 from starsd_deploy.plan import DevicePlan
@@ -106,7 +106,7 @@ def run_plan(
     """
     with Lease(connection, plan.root, holder) as shell:
         facts = gather_facts(connection, device)
-        if state_digest(facts.state) != plan.state_digest:
+        if facts_digest(facts) != plan.facts_digest:
             raise DeployError(f"{device.name}: the device has changed since the plan was made: plan again")
         context = make_context(facts)
         for step in plan.steps:

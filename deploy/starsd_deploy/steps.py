@@ -119,7 +119,8 @@ class Trust(msgspec.Struct, frozen=True, tag=True):
 class Engine(msgspec.Struct, frozen=True, tag=True):
     """Have the TensorRT engine of a release's bundle: the one of `source`, an identical device, or build it.
 
-    The build goes on by itself on the device, whatever becomes of the connection.
+    The build goes on by itself on the device, whatever becomes of the connection. `reason`: what was upgraded
+    since the engine of the current release was made.
     """
 
     release: str
@@ -127,6 +128,7 @@ class Engine(msgspec.Struct, frozen=True, tag=True):
     source: str
     script: str
     timeout_s: float
+    reason: str = ""
 
 
 class Gate(msgspec.Struct, frozen=True, tag=True):
@@ -216,7 +218,8 @@ def describe(step: Step) -> str:
         case Trust():
             return f"+ service {step.service} admits {step.device}"
         case Engine():
-            return f"+ engine {step.key}, {f'from {step.source}' if step.source else 'built here'}"
+            why = f" ({step.reason})" if step.reason else ""
+            return f"+ engine {step.key}, {f'from {step.source}' if step.source else 'built here'}{why}"
         case Gate():
             return f"? health gate of {step.release} before it goes live"
         case Switch():

@@ -21,14 +21,14 @@ from starsd_deploy.commands import engine_script
 from starsd_deploy.device import DeviceShell
 from starsd_deploy.engine_key import engine_key
 from starsd_deploy.engines import EngineShelf
-from starsd_deploy.facts import Facts
+from starsd_deploy.facts import Facts, facts_digest
 from starsd_deploy.inventory import Device, Fleet, Role, Runtime
 from starsd_deploy.lease import Holder
 from starsd_deploy.plan import DevicePlan, Wanted
 from starsd_deploy.progress import FleetProgress
 from starsd_deploy.ssh import Connection
 from starsd_deploy.ssh_config import load_ssh_files
-from starsd_deploy.steps import Engine, Gate, Step
+from starsd_deploy.steps import Engine, Gate, Release, Restart, Step, Switch, describe
 from starsd_deploy.sudo import SudoPassword
 from starsd_deploy.survey import Login, Surveyed, plan_fleet, survey, whole_plan
 from starsd_deploy.throttle import NO_LIMIT, Pacer
@@ -102,15 +102,20 @@ class Boards:
         )
 
     def plans(self, version: str, behaviour: str = "") -> tuple[DevicePlan, ...]:
+        seen = survey(self.fleet, self.fleet.devices, self.login, 2, lambda: 0.0)
+        facts = {name: one.facts for name, one in seen.items() if one.facts is not None}
         found = {
-            name: Surveyed(seen.device, msgspec.structs.replace(seen.facts, board=self.kinds[name]), None)
-            for name, seen in survey(self.fleet, self.fleet.devices, self.login, 2, lambda: 0.0).items()
-            if seen.facts is not None
+            name: Surveyed(seen[name].device, msgspec.structs.replace(there, board=self.kinds[name]), None)
+            for name, there in facts.items()
         }
         workshop: Any = ToyWorkshop(self.folder, version, behaviour)
         planned = plan_fleet(self.fleet, self.fleet.devices, found, workshop, self.login)
         assert [one.error for one in planned] == [None] * len(planned)
-        return whole_plan(self.fleet, planned).devices
+        plans = whole_plan(self.fleet, planned).devices
+        # the device itself goes on saying what it is
+        return tuple(
+            msgspec.structs.replace(one, facts_digest=facts_digest(facts[one.device])) for one in plans
+        )
 
     def apply(self, plans: tuple[DevicePlan, ...], observer: Any = None) -> dict[str, Outcome]:
         plan = whole_plan(self.fleet, ())
@@ -167,6 +172,21 @@ def test_identical_devices_share_what_the_first_one_built(boards: Boards) -> Non
     assert not boards.file("nano2", "builds").exists()
     assert engine_steps(boards.plans("1.0")) == {}
     assert [one.steps for one in boards.plans("1.0")] == [()] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("boards", [{"nano1": ORIN}], indirect=True)
+def test_an_upgrade_of_the_board_is_another_release_with_an_engine_of_its_own(boards: Boards) -> None:
+    """The engine was built, but went live without a gate: the release had the name that it had before."""
+    boards.apply(boards.plans("1.0"))
+    boards.kinds["nano1"] = replace(ORIN, l4t="36.4.5", tensorrt="10.7.0.23")
+    plans = boards.plans("1.0")
+    kinds = [type(step) for step in plans[0].steps]
+    assert {Release, Engine, Gate, Switch, Restart} <= set(kinds)
+    (told,) = (describe(step) for step in plans[0].steps if isinstance(step, Engine))
+    assert told.endswith("(L4T 36.4.5, TensorRT 10.7.0.23 now, L4T 36.4.4, TensorRT 10.3.0.30 before)")
+    assert boards.apply(plans)["nano1"].error is None
+    assert boards.plans("1.0")[0].steps == ()
 
 
 @pytest.mark.slow

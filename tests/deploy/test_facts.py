@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from starsd_deploy.facts import State, facts_script, parse_facts, state_digest
+from starsd_deploy.facts import State, facts_digest, facts_script, parse_facts
 from starsd_deploy.inventory import UnitScope
 from starsd_edge.errors import DeployError
 from tests.deploy.loopback import LoopbackDevice
@@ -91,10 +90,24 @@ def test_noise_before_the_facts_is_ignored() -> None:
     assert parse_facts("Last login: today\nmotd\n" + output_with()).hostname == "laptop"
 
 
-def test_digest_changes_with_the_state_and_not_with_time() -> None:
-    one, later = facts_with(), facts_with(clock="1\nboot\n99")
-    assert state_digest(one.state) == state_digest(later.state)
-    assert state_digest(one.state) != state_digest(msgspec.structs.replace(one.state, current="x"))
+def test_digest_stays_the_same_as_time_goes_by() -> None:
+    busier = {"clock": "1\nboot\n99", "memory": "MemAvailable: 1 kB", "lease": "held by somebody"}
+    assert facts_digest(facts_with()) == facts_digest(facts_with(**busier))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"current": "releases/x"},
+        {"python": "/usr/bin/python3 3.12.3 linux-aarch64 venv - - tensorrt"},
+        {"tegra_release": "# R36 (release), REVISION: 4.5, GCID: 41062509, BOARD: generic"},
+        {"dpkg": "nvidia-l4t-core 36.4.4-2025\nlibnvinfer10 10.7.0.23-1+cuda12.6"},
+        {"libc": "glibc 2.39"},
+    ],
+)
+def test_digest_changes_with_the_state_and_with_the_system_beneath(change: dict[str, str]) -> None:
+    """A plan from before an upgrade went through after it."""
+    assert facts_digest(facts_with(**ORIN_NANO)) != facts_digest(facts_with(**(ORIN_NANO | change)))
 
 
 def test_script_runs_on_this_machine_and_quotes_its_arguments(board: LoopbackDevice) -> None:
