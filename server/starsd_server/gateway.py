@@ -13,14 +13,14 @@ import resource
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
 
 from starsd_edge.errors import ResourceError, StarSDError, UsageError
-from starsd_edge.link.sockets import make_context, seed_libc
-from starsd_edge.protocol.codec import decode, encode, kind_of
+from starsd_edge.link.sockets import NOW, is_readable, make_context, seed_libc, send_now
+from starsd_edge.protocol.codec import Buffer, decode, encode, kind_of
 from starsd_edge.protocol.messages import (
     Busy,
     BusyReason,
@@ -28,6 +28,7 @@ from starsd_edge.protocol.messages import (
     ErrorCode,
     Head,
     Hello,
+    Message,
     MessageKind,
     WireError,
 )
@@ -35,17 +36,14 @@ from starsd_edge.protocol.telemetry import GatewaySnapshot, decode_snapshot
 from starsd_server import child
 from starsd_server.config import ServiceConfig
 from starsd_server.ipc import (
-    NOW,
     DeviceLink,
     GatewayState,
-    connect_worker_socket,
-    is_readable,
     pack_from_edge,
     pack_revoked,
     pack_state,
-    send_now,
     unpack_in_gateway,
 )
+from starsd_server.local_stream import AwayError, FullError, GatewayEnd
 from starsd_server.peers import REFRESH_S, Farewell, open_peers
 
 __all__ = ["main"]
@@ -54,15 +52,14 @@ log = logging.getLogger("starsd.gateway")
 
 STATE_S = 0.5
 WORDS_S = 10.0  # between two accounts of what was dropped
-WORKER_LOOK_MS = 10
 LAST_REPLIES_MS = 200
-MESSAGES_AT_ONCE = 64  # from one side before the other is looked at
+MESSAGES_AT_ONCE = 16  # from one side before the other is looked at
 RETRY_STARTING_MS = 500  # the engine process is back within seconds
 MAX_ADDRESSES = 1024  # devices whose counters are kept
 
 
 class Gateway:
-    """ROUTER on one side, the worker's socket on the other. `clock` gives monotonic seconds."""
+    """ROUTER on one side, the worker on the other. `clock` gives monotonic seconds."""
 
     def __init__(self, config: ServiceConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,11 +69,10 @@ class Gateway:
         self._router = self._peers.open_socket()
         self._address = bind(self._router, config.bind)
         self._monitor = self._peers.open_publisher(config.monitor) if config.monitor else None
-        self._worker = connect_worker_socket(self._context, Path(config.folder), bind=False)
         self._without_worker = BusyReason.STARTING  # what it means that there is none
         self._poller = zmq.Poller()
-        for socket in (self._router, self._worker):
-            self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._router, zmq.POLLIN)
+        self._worker = GatewayEnd(Path(config.folder), self._poller)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._counts = GatewaySnapshot()
         self._said: dict[str, int] = {}  # of each reason, drops that the log knows of
@@ -92,6 +88,10 @@ class Gateway:
     def monitor_address(self) -> str:
         return "" if self._monitor is None else self._monitor.endpoint
 
+    @property
+    def has_worker(self) -> bool:
+        return self._worker.connected
+
     def run(self) -> None:
         """Pass messages until the service is gone; says that it is ready once there is a worker."""
         while self.turn():
@@ -99,8 +99,8 @@ class Gateway:
 
     def turn(self) -> bool:
         """Wait for something to do, and do a bounded part of it; False when the service is gone."""
-        ready = dict(self._poller.poll(self.idle_ms() if self._ready_said else WORKER_LOOK_MS))
-        if not self._ready_said and self._worker.poll(0, zmq.POLLOUT):
+        ready = dict(self._poller.poll(self.idle_ms()))
+        if not self._ready_said and self._worker.connected:
             child.tell_ready(address=self.address, monitor=self.monitor_address)
             self._ready_said = True
         if sys.stdin.fileno() in ready:
@@ -112,15 +112,16 @@ class Gateway:
                 self._without_worker = BusyReason.DRAINING
         if self._router in ready:
             self._from_edges()
-        if self._worker in ready:
+        if self._worker.fileno in ready:
             self._from_worker()
         self._keep_house()
+        self._worker.flush()
         return True
 
     def close(self) -> None:
         """Let the last replies leave, and end."""
         self._router.close(linger=LAST_REPLIES_MS)
-        self._worker.close(0)
+        self._worker.close()
         if self._monitor is not None:
             self._monitor.close()
         self._peers.close()
@@ -155,20 +156,22 @@ class Gateway:
             device = self._peers.greeted(route, message, device)
         self._count_up(device, route, parts[0], sum(map(len, frames)))
         try:
-            send_now(self._worker, pack_from_edge(route, device, arrived_ns, frames))
-        except zmq.Again:
-            self._drop("no engine")
-            busy = Busy(message.head, RETRY_STARTING_MS, self._without_worker)
-            if kind_of(message) in WANT_AN_ANSWER:
-                self._send(route, encode(busy))
+            self._worker.put(pack_from_edge(route, device, arrived_ns, frames))
+        except AwayError:
+            self._refuse(route, message, "no engine", self._without_worker)
+        except FullError:
+            self._refuse(route, message, "full queue", BusyReason.LOAD)
+
+    def _refuse(self, route: bytes, message: Message, drop: str, reason: BusyReason) -> None:
+        self._drop(drop)
+        if kind_of(message) in WANT_AN_ANSWER:
+            self._send(route, encode(Busy(message.head, RETRY_STARTING_MS, reason)))
 
     # ----------------------------------------------------------------------------------------- down
 
     def _from_worker(self) -> None:
-        for _ in range(MESSAGES_AT_ONCE):
-            if not is_readable(self._worker):
-                return
-            outgoing = unpack_in_gateway(self._worker.recv_multipart(NOW))
+        for message in self._worker.receive():
+            outgoing = unpack_in_gateway(message)
             if isinstance(outgoing, bytes):
                 self._publish(outgoing)
             elif self._peers.may_hear(outgoing.route):
@@ -176,7 +179,7 @@ class Gateway:
             else:
                 self._drop("revoked")
 
-    def _send(self, route: bytes, frames: list[bytes]) -> None:
+    def _send(self, route: bytes, frames: Sequence[Buffer]) -> None:
         """Never waits: a peer that does not read loses the message, and asks again when it does."""
         try:
             send_now(self._router, [route, *frames])
@@ -233,10 +236,12 @@ class Gateway:
     # ------------------------------------------------------------------------------------- the house
 
     def idle_ms(self) -> int:
-        return max(0, int((min(self._next_state_s, self._next_refresh_s) - self._clock()) * 1e3) + 1)
+        next_s = min(self._next_state_s, self._next_refresh_s, self._worker.next_try_s)
+        return max(0, int((next_s - self._clock()) * 1e3) + 1)
 
     def _keep_house(self) -> None:
         now_s = self._clock()
+        self._worker.look(now_s)
         if now_s >= self._next_refresh_s:
             self._next_refresh_s = now_s + REFRESH_S
             for farewell in self._peers.refresh():
@@ -256,15 +261,15 @@ class Gateway:
             self._send(route, REVOKED)
         if self._monitor is not None:
             self._monitor.cut(farewell.keys)
-        with contextlib.suppress(zmq.Again):  # a worker that is away has no sessions
-            send_now(self._worker, pack_revoked(farewell.device))
+        with contextlib.suppress(AwayError):  # it has no sessions
+            self._worker.put(pack_revoked(farewell.device), must_go=True)
 
     def _tell_state(self) -> None:
         self._counts.refused_peers = self._peers.refused()
         watched = self._monitor is not None and self._monitor.wanted
         state = GatewayState(self._counts, dict(self._devices), watched)
-        with contextlib.suppress(zmq.Again):
-            send_now(self._worker, pack_state(state))
+        with contextlib.suppress(AwayError, FullError):
+            self._worker.put(pack_state(state))
 
 
 IPV4_IN_IPV6 = "::ffff:"  # how a socket for both tells an IPv4 address

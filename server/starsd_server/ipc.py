@@ -1,15 +1,15 @@
-"""Gateway and worker speak over a local socket in a private folder: the link's own frames, with an address.
+"""What gateway and worker say to each other: the link's own frames, with an address.
 
-    gateway -> worker   MESSAGE address   frame...                     a message that the codec accepted
-                        STATE             JSON of GatewayState         twice a second
-                        REVOKED           device                       its key is not trusted any more
-    worker -> gateway   MESSAGE route     frame...                     a reply
-                        SNAPSHOT          JSON of a ServiceSnapshot    for whoever watches
+    gateway -> worker   MESSAGE   route and device, frames           a message that looks like one of the link
+                        STATE     JSON of GatewayState               twice a second
+                        REVOKED   device                             its key is not trusted any more
+    worker -> gateway   MESSAGE   route, frames                      a reply
+                        SNAPSHOT  JSON of a ServiceSnapshot          for whoever watches
 
-The first frame begins with the kind, one byte. An address (arrival, lengths of route and device, both) or a
-route follows in the same frame, as every frame costs a round microseconds at either end. `route` is where the
-gateway's ROUTER sends a reply: the connection that the device's latest message came on. `arrival` is
-CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share.
+All of them begin with one header of fixed size; route, device and frames follow, one behind the other. A
+`route` is where the gateway's ROUTER sends a reply: the connection that the device's latest message came on.
+`arrival` is CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share. `local_stream` carries
+them.
 """
 
 from __future__ import annotations
@@ -21,41 +21,36 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
-import zmq
 
+from starsd_edge.protocol.codec import Buffer
+from starsd_edge.protocol.limits import MAX_FRAMES
 from starsd_edge.protocol.telemetry import GatewaySnapshot
 
 __all__ = [
-    "NOW",
     "DeviceLink",
     "FromEdge",
     "GatewayState",
     "Revoked",
     "ToEdge",
-    "connect_worker_socket",
-    "is_readable",
     "pack_from_edge",
     "pack_revoked",
     "pack_snapshot",
     "pack_state",
     "pack_to_edge",
     "private_folder",
-    "send_now",
     "unpack_in_gateway",
     "unpack_in_worker",
 ]
 
-MESSAGE, STATE, SNAPSHOT, REVOKED = b"\x01", b"\x02", b"\x03", b"\x04"
-ADDRESS = struct.Struct("<cQBH")  # kind, arrival, lengths of route and device
-# pyzmq's own flags are slow to combine
-NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
-# Of all edges together; beyond it the gateway says BUSY. A chunk is 256 KiB, so this is 64 MiB at most.
-QUEUE_MESSAGES = 256
-SOCKET_NAME = "engine.sock"
+MESSAGE, STATE, SNAPSHOT, REVOKED = 1, 2, 3, 4
+# bytes behind this field, kind, number of frames, lengths of route and device, arrival, lengths of the frames
+HEADER = struct.Struct("<IBBBHQ3I")
+assert MAX_FRAMES == 3
+LENGTH_BYTES = 4  # of the first field, which is the stream's
+BEHIND = HEADER.size - LENGTH_BYTES  # of the header, where the stream has taken that field off
 FOLDER_PREFIX = "starsd-"
 LONGEST_BASE = 60  # a socket's whole path has 107 bytes at most
 
@@ -83,7 +78,7 @@ class FromEdge(NamedTuple):
     route: bytes
     device: str
     arrived_s: float
-    frames: list[bytes]
+    frames: list[Buffer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +92,7 @@ class ToEdge(NamedTuple):
     """A reply, and the connection it goes to."""
 
     route: bytes
-    frames: list[bytes]
-
-
-Frames: TypeAlias = Sequence[bytes]
+    frames: list[Buffer]
 
 
 def private_folder() -> Path:
@@ -119,73 +111,76 @@ def private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
 
 
-def connect_worker_socket(
-    context: zmq.Context[zmq.Socket[bytes]], folder: Path, *, bind: bool
-) -> zmq.Socket[bytes]:
-    """Either end. The worker binds, so that a gateway can die and come back."""
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
-    socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
-    address = f"ipc://{folder / SOCKET_NAME}"
-    if bind:
-        socket.bind(address)
-    else:
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # without a worker a send fails, and the edge is told
-        socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        socket.connect(address)
-    return socket
+def pack_from_edge(route: bytes, device: str, arrived_ns: int, frames: Sequence[Buffer]) -> list[Buffer]:
+    return pack(MESSAGE, frames, route, device.encode(), arrived_ns)
 
 
-def is_readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message is there: to ask is quicker than to be told by an exception that there is none."""
-    return bool(int(socket.get(EVENTS)) & READABLE)
+def pack_to_edge(route: bytes, frames: Sequence[Buffer]) -> list[Buffer]:
+    return pack(MESSAGE, frames, route)
 
 
-def send_now(socket: zmq.Socket[bytes], parts: Frames) -> None:
-    """All parts or, where the socket takes no more, none. Raises ZMQError."""
-    for part in parts[:-1]:
-        socket.send(part, MORE)
-    socket.send(parts[-1], NOW)
+def pack_state(state: GatewayState) -> list[Buffer]:
+    return pack(STATE, [msgspec.json.encode(state)])
 
 
-def pack_from_edge(route: bytes, device: str, arrived_ns: int, frames: Frames) -> list[bytes]:
-    name = device.encode()
-    return [ADDRESS.pack(MESSAGE, arrived_ns, len(route), len(name)) + route + name, *frames]
+def pack_revoked(device: str) -> list[Buffer]:
+    return pack(REVOKED, [device.encode()])
 
 
-def pack_to_edge(route: bytes, frames: Frames) -> list[bytes]:
-    return [MESSAGE + route, *frames]
+def pack_snapshot(payload: bytes) -> list[Buffer]:
+    return pack(SNAPSHOT, [payload])
 
 
-def pack_state(state: GatewayState) -> list[bytes]:
-    return [STATE, msgspec.json.encode(state)]
+def unpack_in_worker(message: memoryview) -> FromEdge | GatewayState | Revoked:
+    """`message` is without the length that stands in front of it; frames are views of it."""
+    kind, route_end, device_end, arrived_ns, frames = unpack(message)
+    if kind == STATE:
+        return _STATE_DECODER.decode(frames[0])
+    if kind == REVOKED:
+        return Revoked(str(frames[0], "utf-8"))
+    route = bytes(message[BEHIND:route_end])
+    return FromEdge(route, str(message[route_end:device_end], "utf-8"), arrived_ns / 1e9, frames)
 
 
-def pack_revoked(device: str) -> list[bytes]:
-    return [REVOKED, device.encode()]
-
-
-def pack_snapshot(payload: bytes) -> list[bytes]:
-    return [SNAPSHOT, payload]
-
-
-def unpack_in_worker(parts: list[bytes]) -> FromEdge | GatewayState | Revoked:
-    if parts[0] == STATE:
-        return _STATE_DECODER.decode(parts[1])
-    if parts[0] == REVOKED:
-        return Revoked(parts[1].decode())
-    address, *frames = parts
-    _, arrived_ns, route_len, _ = ADDRESS.unpack_from(address)
-    route_end = ADDRESS.size + route_len
-    return FromEdge(address[ADDRESS.size : route_end], address[route_end:].decode(), arrived_ns / 1e9, frames)
-
-
-def unpack_in_gateway(parts: list[bytes]) -> ToEdge | bytes:
+def unpack_in_gateway(message: memoryview) -> ToEdge | bytes:
     """A reply, or the JSON of a snapshot."""
-    if parts[0] == SNAPSHOT:
-        return parts[1]
-    return ToEdge(parts[0][len(MESSAGE) :], parts[1:])
+    kind, route_end, _, _, frames = unpack(message)
+    if kind == SNAPSHOT:
+        return bytes(frames[0])
+    return ToEdge(bytes(message[BEHIND:route_end]), frames)
 
 
+def pack(
+    kind: int, frames: Sequence[Buffer], route: bytes = b"", device: bytes = b"", arrived_ns: int = 0
+) -> list[Buffer]:
+    sizes = [*map(len, frames)]
+    length = BEHIND + len(route) + len(device) + sum(sizes)
+    count = len(sizes)
+    sizes += [0] * (MAX_FRAMES - count)
+    header = HEADER.pack(length, kind, count, len(route), len(device), arrived_ns, *sizes)
+    return [header + route + device, *frames]
+
+
+class Unpacked(NamedTuple):
+    """`route` ends and `device` ends are offsets in the message."""
+
+    kind: int
+    route_end: int
+    device_end: int
+    arrived_ns: int
+    frames: list[Buffer]
+
+
+def unpack(message: memoryview) -> Unpacked:
+    kind, count, route_len, device_len, arrived_ns, *sizes = BEHIND_LENGTH.unpack_from(message)
+    route_end = BEHIND + route_len
+    end = device_end = route_end + device_len
+    frames: list[Buffer] = []
+    for size in sizes[:count]:
+        frames.append(message[end : end + size])
+        end += size
+    return Unpacked(kind, route_end, device_end, arrived_ns, frames)
+
+
+BEHIND_LENGTH = struct.Struct("<" + HEADER.format[2:])
 _STATE_DECODER = msgspec.json.Decoder(GatewayState)

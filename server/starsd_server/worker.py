@@ -13,9 +13,9 @@ import gc
 import logging
 import os
 import secrets
-import select
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -32,19 +32,9 @@ from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
 from starsd_server.engine import Engine, StepEngine
 from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest
-from starsd_server.ipc import (
-    NOW,
-    FromEdge,
-    GatewayState,
-    Revoked,
-    connect_worker_socket,
-    is_readable,
-    pack_snapshot,
-    pack_to_edge,
-    send_now,
-    unpack_in_worker,
-)
+from starsd_server.ipc import FromEdge, GatewayState, Revoked, pack_snapshot, pack_to_edge, unpack_in_worker
 from starsd_server.kv_cache import KvCache
+from starsd_server.local_stream import AwayError, FullError, WorkerEnd
 from starsd_server.rows import Precision, RowHead, int8_available
 from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
@@ -56,7 +46,7 @@ log = logging.getLogger("starsd.worker")
 
 TICK_S = 1.0  # leases are tens of seconds
 SNAPSHOT_S = 0.5
-LAST_REPLIES_MS = 500
+LAST_REPLIES_S = 0.5
 FREE_ROWS_CPU = 16  # measured: twice as many take almost twice as long
 FREE_ROWS_ACCELERATOR = 128  # by the roofline of an RTX 4090 (emulate/profiles)
 SPIN_S = 0.0001  # sleeping is only good to a tenth of a millisecond
@@ -76,11 +66,9 @@ class Worker:
         shape = TreeShape(config.top_k, config.max_steps)
         self.sessions = Sessions(offer, engines, limits, policy, shape, recorder)
         self._gateway = GatewayState(GatewaySnapshot())
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = connect_worker_socket(context, Path(config.folder), bind=True)
-        self._socket_fd = self._socket.fileno()
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._line = WorkerEnd(Path(config.folder), self._poller)
+        self._received: deque[memoryview] = deque()
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._next_tick_s = self._next_snapshot_s = time.monotonic()
         self._drain_until_s: float | None = None
@@ -89,11 +77,14 @@ class Worker:
         """Serve until drained or until the service is gone."""
         busy = False
         while not self._may_go():
-            ready = dict(self._poller.poll(0 if busy else self._idle_ms()))
+            ready = dict(self._poller.poll(0 if busy or self._received else self._idle_ms()))
             if sys.stdin.fileno() in ready and not self._obey():
                 return
-            if self._socket in ready:
-                self._receive(MESSAGES_AT_ONCE)
+            if self._line.listener in ready:
+                self._line.accept()
+            if self._line.fileno in ready:
+                self._received += self._line.receive()
+            self._handle(MESSAGES_AT_ONCE)
             busy = self.sessions.begin(time.monotonic)
             self.sessions.answer()  # what the step before has done, while the new one runs
             self._reply()
@@ -109,22 +100,22 @@ class Worker:
 
     def close(self) -> None:
         """Let the last replies leave."""
-        self._socket.close(linger=LAST_REPLIES_MS)
+        self._line.finish(LAST_REPLIES_S)
+        self._line.close()
 
     def _receive_during_step(self) -> None:
         """An accelerator computes by itself: what comes in meanwhile is received for the next step."""
         while (left_s := self.sessions.left_s()) > 0:
-            if not is_readable(self._socket):
-                select.select([self._socket_fd], [], [], max(0.0, left_s - SPIN_S))
-                continue
-            self._receive(1)
-            self._reply()
+            if not self._received and self._line.wait(max(0.0, left_s - SPIN_S)):
+                self._received += self._line.receive()
+            if self._received:
+                self._handle(1)
+                self._reply()
 
-    def _receive(self, at_most: int) -> None:
-        for _ in range(at_most):
-            if not is_readable(self._socket):
-                return
-            incoming = unpack_in_worker(self._socket.recv_multipart(NOW))
+    def _handle(self, at_most: int) -> None:
+        while self._received and at_most > 0:
+            at_most -= 1
+            incoming = unpack_in_worker(self._received.popleft())
             match incoming:
                 case FromEdge():
                     self._take(incoming)
@@ -144,11 +135,12 @@ class Worker:
     def _reply(self) -> None:
         for reply in self.sessions.outbox:
             try:
-                send_now(self._socket, pack_to_edge(reply.route, reply.frames))
-            except zmq.Again:
-                # No gateway: it comes back within a second, and the edge asks again.
-                log.warning("no gateway to reply through")
+                self._line.put(pack_to_edge(reply.route, reply.frames))
+            except (AwayError, FullError) as error:
+                # The gateway comes back within a second, and the edge asks again.
+                log.warning("a reply is lost: %s", error)
         self.sessions.outbox.clear()
+        self._line.flush()
 
     def _keep_house(self) -> None:
         now_s = time.monotonic()
@@ -162,8 +154,8 @@ class Worker:
             snapshot = self.sessions.recorder.snapshot(
                 now_s, self.sessions.facts(), self._gateway, self._drain_until_s is not None
             )
-            with contextlib.suppress(zmq.Again):
-                send_now(self._socket, pack_snapshot(encode_snapshot(snapshot)))
+            with contextlib.suppress(AwayError, FullError):
+                self._line.put(pack_snapshot(encode_snapshot(snapshot)))
 
     def _idle_ms(self) -> int:
         next_s = min(self._next_tick_s, self._next_snapshot_s)

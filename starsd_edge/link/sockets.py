@@ -10,6 +10,7 @@ import ctypes
 import ipaddress
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,22 +18,30 @@ import zmq
 
 from starsd_edge.errors import ConfigError, LinkError
 from starsd_edge.link.keys import KeyPair
+from starsd_edge.protocol.codec import Buffer
 
 __all__ = [
+    "NOW",
     "ZAP_DOMAIN",
     "EdgeKeys",
     "ServerKey",
     "check_private",
     "edge_socket",
     "is_local",
+    "is_readable",
     "make_context",
     "monitor_event",
     "seed_libc",
+    "send_now",
     "service_socket",
 ]
 
 SyncSocket: TypeAlias = "zmq.Socket[bytes]"
 ServerKey: TypeAlias = str  # the service's public key, 40 characters of Z85
+
+# pyzmq's own flags are slow to combine
+NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 ZAP_DOMAIN = b"draft"
 IO_THREADS = 2  # one peer's large prefill does not hold up another's round
@@ -136,6 +145,20 @@ def set_common(socket: SyncSocket) -> None:
     socket.heartbeat_ttl = HEARTBEAT_TTL_MS
     socket.tcp_keepalive = 1
     socket.setsockopt(zmq.IPV6, 1)
+
+
+def is_readable(socket: SyncSocket) -> bool:
+    """Whether a message is there: to ask is quicker than to be told by an exception that there is none."""
+    return bool(int(socket.get(EVENTS)) & READABLE)
+
+
+def send_now(socket: SyncSocket, parts: Sequence[Buffer]) -> None:
+    """All parts or, where the socket takes no more, none. Raises ZMQError.
+
+    What `send_multipart` does besides takes as long again."""
+    for part in parts[:-1]:
+        socket.send(part, MORE)
+    socket.send(parts[-1], NOW)
 
 
 def is_local(address: str) -> bool:

@@ -17,10 +17,11 @@ from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket, make_context
 from starsd_edge.link.trust import TrustStore
 from starsd_edge.protocol.codec import decode, encode
-from starsd_edge.protocol.messages import Error, ErrorCode, Head, Ping
+from starsd_edge.protocol.messages import Busy, BusyReason, Error, ErrorCode, Head, Open, Ping
 from starsd_server.config import ServiceConfig
 from starsd_server.gateway import MESSAGES_AT_ONCE, Gateway
-from starsd_server.ipc import FromEdge, GatewayState, Revoked, connect_worker_socket, unpack_in_worker
+from starsd_server.ipc import FromEdge, GatewayState, Revoked, unpack_in_worker
+from starsd_server.local_stream import QUEUE_MESSAGES, WorkerEnd
 from starsd_server.peers import REFRESH_S
 
 SERVICE, JET, LAPTOP = (KeyPair.generate(name) for name in ("service", "jet1", "laptop"))
@@ -43,12 +44,13 @@ class House:
         self.trusted = TrustStore(self.folder / "trusted")
         for pair in (JET, LAPTOP):
             self.trusted.trust(pair.key)
-        self.worker = connect_worker_socket(self.context, self.folder, bind=True)
+        self.poller = zmq.Poller()
+        self.worker = WorkerEnd(self.folder, self.poller)
         config = ServiceConfig(
             heads=(), bind="tcp://127.0.0.1:0", folder=str(self.folder), keys=str(self.folder)
         )
         self.gateway = Gateway(config, lambda: self.now_s)
-        self.turn_until(lambda: bool(self.worker.poll(0, zmq.POLLOUT)))
+        self.turn_until(lambda: self.worker.connected)
 
     def device(self, pair: KeyPair) -> SyncSocket:
         """One that is let in and has been heard."""
@@ -63,8 +65,14 @@ class House:
 
     def turn(self) -> None:
         assert self.gateway.turn()
-        while self.worker.poll(0):
-            self.arrived.append(unpack_in_worker(self.worker.recv_multipart()))
+        self.worker_turn()
+
+    def worker_turn(self) -> None:
+        ready = dict(self.poller.poll(0))
+        if self.worker.listener in ready:
+            self.worker.accept()
+        if self.worker.fileno in ready:
+            self.arrived += map(unpack_in_worker, self.worker.receive())
 
     def turn_until(self, met: Callable[[], bool]) -> None:
         """Without the gateway's time going on."""
@@ -88,7 +96,9 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
         made = House(tmp_path)
         yield made
         made.gateway.close()
-        for socket in (made.worker, *made.devices):
+        if made.worker.listener >= 0:  # the test has not ended it
+            made.worker.close()
+        for socket in made.devices:
             socket.close(0)
         made.context.term()
 
@@ -132,6 +142,44 @@ def test_it_looks_in_time_whether_anybody_speaks_or_all_do(house: House) -> None
     arrived = house.arrived[before:]
     passed_up = [each for each in arrived[: arrived.index(Revoked("jet1"))] if isinstance(each, FromEdge)]
     assert len(passed_up) <= MESSAGES_AT_ONCE
+
+
+def test_a_worker_that_does_not_read_is_not_waited_for_and_hears_of_a_revocation_all_the_same(
+    house: House,
+) -> None:
+    """What is in line for it has an end; beyond it the devices are told, and nothing is kept."""
+    asking, other = house.device(LAPTOP), house.device(JET)
+    opening = encode(Open(Head(1, base_len=1), 0))
+    refused: list[Busy] = []
+    asked = 0
+    while not refused:
+        asking.send_multipart([*opening[:1]])
+        asked += 1
+        assert house.gateway.turn()
+        while asking.poll(0):
+            message = decode(asking.recv_multipart())
+            assert isinstance(message, Busy)
+            refused.append(message)
+    assert asked > QUEUE_MESSAGES
+    assert BusyReason.LOAD is refused[0].reason
+    house.trusted.revoke("jet1")
+    house.now_s += REFRESH_S
+    assert house.gateway.turn()
+    house.turn_until(lambda: house.revoked() == ["jet1"])
+    assert asked - len(refused) <= len(house.heard_of(LAPTOP)) <= asked
+    assert not other.closed
+
+
+def test_a_worker_that_is_away_is_told_of_as_starting(house: House) -> None:
+    device = house.device(JET)
+    house.worker.close()
+    house.turn_until(lambda: not house.gateway.has_worker)
+    device.send_multipart(encode(Open(Head(1, base_len=1), 0)))
+    while not device.poll(0):
+        assert house.gateway.turn()
+    message = decode(device.recv_multipart())
+    assert isinstance(message, Busy)
+    assert BusyReason.STARTING is message.reason
 
 
 def test_it_starts_without_what_takes_long_to_load() -> None:
