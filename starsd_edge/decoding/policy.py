@@ -22,7 +22,7 @@ from starsd_edge.decoding.asking import LARGEST_TREE
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.ngram import NGRAM, merge
-from starsd_edge.decoding.record import SMOOTHING, DrafterRecord, Trial, worthwhile
+from starsd_edge.decoding.record import SMOOTHING, DrafterRecord, RunningRate, worthwhile
 from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
@@ -171,7 +171,7 @@ class AdaptivePolicy:
         self._records: dict[str, DrafterRecord] = {}
         self._current = self._record("")
         self._lookups = AcceptanceModel()
-        self._alone = Trial()  # what rounds would bring and take without any service
+        self._alone = RunningRate()  # what rounds would bring and take without any service
         self._promised = 0.0  # tokens expected of the tree that is being verified
         self.calibration = 1.0
 

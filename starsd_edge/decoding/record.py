@@ -18,17 +18,19 @@ from starsd_edge.decoding.waiting import WaitPlan, plan_waiting
 from starsd_edge.metrics import RoundKind, RoundStats
 from starsd_edge.types import Float64Array, IndexArray
 
-__all__ = ["SMOOTHING", "DrafterRecord", "Trial", "TypicalTree", "worthwhile"]
+__all__ = ["SMOOTHING", "DrafterRecord", "RunningRate", "TypicalTree", "worthwhile"]
 
 # Averages over rounds forget with this weight a round: about the last 20 rounds count.
 SMOOTHING = 0.05
 # Drafting that was off starts again when it promises this much more than plain steps, and ends when it
-# promises or brings less than plain steps: between the two nothing changes.
+# promises less than they bring: between the two nothing changes.
 START_GAIN = 1.05
 STOP_GAIN = 1.0
-# Rounds of drafting before its measured speed is believed over its promise. A promise that was not kept must
-# be this much larger to be believed again; one that was kept for long clears the record.
+# What rounds bring is believed over their promise after so many of them, where it is slower than plain steps
+# by more than the last 20 scatter; a little slower is found out by that scatter, later. A promise that was
+# not kept must be DISTRUST larger to be believed again; one that was kept for long clears the record.
 TRIAL_ROUNDS = 24
+SLOWER = 0.9
 DISTRUST = 1.15
 CLEARED_ROUNDS = 200
 # While off, rows are handed over every so many tokens to see what trees would bring; doubled, up to the last,
@@ -62,7 +64,7 @@ class DrafterRecord:
         self._at_once = True  # trees are asked for that come soon
         self._only_the_prompts = False  # it is longer than the next ones will be, and better than nothing
         self._plan_due = 0  # rounds until the plan is made anew
-        self._trial = Trial()
+        self._trial = RunningRate()  # of what the same time would have brought without
         self._needed_gain = START_GAIN  # to switch drafting on
 
     @property
@@ -118,8 +120,9 @@ class DrafterRecord:
             self.last_accepted = stats.num_accepted
         if not self.drafting:
             return
-        self._trial.add(stats.num_tokens, stats.total_s)
-        if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate * alone_s < STOP_GAIN:
+        # Against its own time: what the context drafts changes from passage to passage.
+        self._trial.add(stats.num_tokens, stats.total_s / alone_s)
+        if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate < SLOWER:
             self.drafting = False
             self._needed_gain *= DISTRUST
         elif self._trial.rounds == CLEARED_ROUNDS:
@@ -142,7 +145,7 @@ class DrafterRecord:
         if self.drafting:
             self.drafting = gain > STOP_GAIN or len(self._answers) < LEAST_AGES
         elif gain > self._needed_gain:
-            self.drafting, self._trial, self.look_tokens = True, Trial(), FIRST_LOOK_TOKENS
+            self.drafting, self._trial, self.look_tokens = True, RunningRate(), FIRST_LOOK_TOKENS
         else:
             self.look_tokens = min(2 * self.look_tokens, LAST_LOOK_TOKENS)
 
@@ -200,19 +203,19 @@ class TypicalTree:
         self._size += weight * (size - self._size)
 
 
-class Trial:
-    """Measured speed since drafting was last switched on, recent rounds first."""
+class RunningRate:
+    """Tokens over what they are measured against, recent rounds first."""
 
     def __init__(self) -> None:
         self.rounds = 0
         self._tokens = 0.0
-        self._seconds = 0.0
+        self._against = 0.0
 
-    def add(self, tokens: float, seconds: float) -> None:
+    def add(self, tokens: float, against: float) -> None:
         self.rounds += 1
         self._tokens += SMOOTHING * (tokens - self._tokens)
-        self._seconds += SMOOTHING * (seconds - self._seconds)
+        self._against += SMOOTHING * (against - self._against)
 
     @property
     def rate(self) -> float:
-        return self._tokens / self._seconds if self._seconds > 0 else math.inf
+        return self._tokens / self._against if self._against > 0 else math.inf
