@@ -8,7 +8,6 @@ over its virtual seconds, prefill left out.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -28,10 +27,8 @@ __all__ = [
     "FIXED_SIZES",
     "PROMPTS",
     "Cell",
-    "calibration_error",
     "cells",
     "measure",
-    "overall",
     "recorded",
     "run",
     "simulated",
@@ -158,16 +155,3 @@ def decode(profile: DeviceProfile, conditions: Conditions, traces: list[Trace], 
         rounds += stats.rounds
         plain_rounds += stats.plain_rounds
     return Decoded(tokens / seconds, plain_rounds / rounds)
-
-
-def overall(measured: list[Cell]) -> dict[str, float]:
-    """Geometric mean over the cells of each way's speed over plain."""
-    ways = {str(size): [cell.fixed[size] / cell.plain for cell in measured] for size in FIXED_SIZES}
-    ways["adaptive"] = [cell.ratio_to_plain for cell in measured]
-    return {way: math.exp(sum(map(math.log, ratios)) / len(ratios)) for way, ratios in ways.items()}
-
-
-def calibration_error(measured: list[Cell]) -> list[float]:
-    """By depth, the mean over the cells that have any."""
-    errors = [cell.calibration_error for cell in measured if cell.calibration_error]
-    return [sum(depth) / len(errors) for depth in zip(*errors, strict=True)]

@@ -1,7 +1,8 @@
-"""`starsd bench policy`: run the matrix, print what it says, write it as JSON or as a heat map."""
+"""`starsd bench policy`: run the matrix, print what it says, write it as JSON, as CSV or as a heat map."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -14,20 +15,17 @@ from starsd_edge.bench.policy import (
     PROMPTS,
     RTTS_MS,
     Cell,
-    calibration_error,
-    overall,
     recorded,
     run,
     simulated,
 )
+from starsd_edge.bench.policy_table import table_of
+from starsd_edge.bench.policy_verdict import Verdict
 from starsd_edge.bench.report import json_option, write_json
-from starsd_edge.bench.result_files import picture_option, save_picture
+from starsd_edge.bench.result_files import picture_option, result_option, save_picture, write_result
 from starsd_edge.decoding.costs import profile_names
 
 __all__ = ["command"]
-
-NEVER_SLOWER = 0.98
-NEAR_THE_BEST = 0.95
 
 
 @click.command(name="policy")
@@ -41,12 +39,16 @@ NEAR_THE_BEST = 0.95
     help="Answers and trees of the embedded model and its head, or of a model of a large model's.",
 )
 @json_option
+@result_option("--csv", "csv_file", "Write the cells there, a line each.")
 @picture_option("--heatmap", "heatmap", "Draw the matrix there (.png or .svg).")
-def command(quick: bool, source: str, json_file: Path | None, heatmap: Path | None) -> None:
+def command(
+    quick: bool, source: str, json_file: Path | None, csv_file: Path | None, heatmap: Path | None
+) -> None:
     """Run the adaptive policy against plain decoding and every fixed tree size.
 
     Everything happens in virtual time, with the real decode loop: device profiles x round trips x losses x
-    loads of the service x easy and hard prompts.
+    loads of the service x easy and hard prompts. Exits with 1 where the policy misses a goal: never below
+    0.98 of plain decoding nor 0.95 of a cell's best fixed size, and above every single fixed size overall.
     """
     console = Console()
     prompts = recorded() if source == "recorded" else simulated()
@@ -56,11 +58,22 @@ def command(quick: bool, source: str, json_file: Path | None, heatmap: Path | No
             measured.append(cell)
             status.update(f"measured {len(measured)} cells")
     console.print(by_profile(measured))
-    for line in verdict(measured):
-        console.print(line)
     write_json(json_file, as_json(measured, source))
+    if csv_file is not None:
+        write_result(csv_file, table_of(measured))
     if heatmap is not None:
         draw(measured, heatmap)
+    judge(Verdict(measured))
+
+
+def judge(verdict: Verdict) -> None:
+    """Say what the cells say. Raises SystemExit where a goal is missed."""
+    for line in verdict.lines():
+        click.echo(line)
+    for goal in verdict.missed():
+        click.echo(f"missed: {goal}", err=True)
+    if verdict.missed():
+        sys.exit(1)
 
 
 def by_profile(measured: list[Cell]) -> Table:
@@ -70,39 +83,13 @@ def by_profile(measured: list[Cell]) -> Table:
     for rtt in RTTS_MS:
         table.add_column(f"{rtt:g} ms", justify="right")
     for profile in profile_names():
-        row = [profile]
-        for rtt in RTTS_MS:
-            ratios = [
-                cell.ratio_to_plain
-                for cell in measured
-                if (cell.profile, cell.conditions.rtt_ms) == (profile, rtt)
-                and cell.conditions.load_pct is not None
-            ]
-            row.append(f"{sum(ratios) / len(ratios):.2f}" if ratios else "")
-        table.add_row(*row)
+        speeds = Verdict(measured).by_round_trip(profile)
+        table.add_row(profile, *(f"{speeds[rtt]:.2f}" if rtt in speeds else "" for rtt in RTTS_MS))
     return table
 
 
-def verdict(measured: list[Cell]) -> list[str]:
-    slowest = min(measured, key=lambda cell: cell.ratio_to_plain)
-    farthest = min(measured, key=lambda cell: cell.ratio_to_best_fixed)
-    ways = overall(measured)
-    best_fixed = max((way for way in ways if way != "adaptive"), key=lambda way: ways[way])
-    slower = sum(cell.ratio_to_plain < NEVER_SLOWER for cell in measured)
-    far = sum(cell.ratio_to_best_fixed < NEAR_THE_BEST for cell in measured)
-    return [
-        f"{len(measured)} cells; below {NEVER_SLOWER} of plain: {slower}; "
-        f"below {NEAR_THE_BEST} of the cell's best fixed size (plain included): {far}",
-        f"slowest over plain: {slowest.ratio_to_plain:.3f} ({slowest.profile}, {slowest.conditions})",
-        f"farthest from the best fixed: {farthest.ratio_to_best_fixed:.3f} "
-        f"({farthest.profile}, {farthest.conditions})",
-        f"geometric mean over plain: adaptive {ways['adaptive']:.3f}, best single fixed size {best_fixed}: "
-        f"{ways[best_fixed]:.3f}",
-        "calibration error by depth: " + ", ".join(f"{error:.3f}" for error in calibration_error(measured)),
-    ]
-
-
 def as_json(measured: list[Cell], source: str) -> dict[str, object]:
+    verdict = Verdict(measured)
     return {
         "traces": source,
         "cells": [
@@ -121,7 +108,11 @@ def as_json(measured: list[Cell], source: str) -> dict[str, object]:
             }
             for cell in measured
         ],
-        "overall_ratio_to_plain": overall(measured),
+        "overall_ratio_to_plain": {
+            **{str(size): ratio for size, ratio in verdict.overall_fixed.items()},
+            "adaptive": verdict.overall,
+        },
+        "missed": verdict.missed(),
     }
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from starsd_edge.bench.policy import Cell, cells, mean_walk, measure, overall, recorded
-from starsd_edge.bench.policy_cli import as_json, by_profile, draw, verdict
+from starsd_edge.bench.policy import Cell, cells, mean_walk, measure, recorded
+from starsd_edge.bench.policy_cli import as_json, by_profile, draw, judge
+from starsd_edge.bench.policy_table import cells_of, table_of
+from starsd_edge.bench.policy_verdict import Verdict
 from starsd_edge.bench.trace import EASY, HARD, Trace, simulate
 from starsd_edge.bench.virtual import Conditions
 from starsd_edge.decoding.costs import load_profile
@@ -89,11 +92,52 @@ def test_the_matrix_is_drawn(tmp_path: Path) -> None:
 
 def test_figures_are_summed_up() -> None:
     measured = [made_up("thor-int4", 20.0, 16.0), made_up("orin-nx-int4", 9.0, 5.0)]
-    assert overall(measured)["adaptive"] == pytest.approx((2.0 * 0.9) ** 0.5)
-    text = "\n".join(verdict(measured))
+    verdict = Verdict(measured)
+    assert verdict.overall == pytest.approx((2.0 * 0.9) ** 0.5)
+    assert verdict.by_round_trip("thor-int4") == {2.0: 2.0}
+    text = "\n".join(verdict.lines())
     assert "below 0.98 of plain: 1" in text
+    assert "above it: 1" in text
     assert "0.900 (orin-nx-int4" in text
     assert "calibration error by depth: 0.020, 0.040" in text
     assert by_profile(measured).row_count == 6
     row = json.loads(json.dumps(as_json(measured, "recorded")))["cells"][0]
     assert (2.0, 1.25) == (row["ratio_to_plain"], row["ratio_to_best_fixed"])
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "fixed", "missed"),
+    [
+        (9.81, 5.0, []),
+        (9.79, 5.0, ["slower than 0.98 of plain decoding in 1 cells"]),
+        (19.0, 20.0, ["not above the fixed size 2 over all cells"]),
+        (18.9, 20.0, ["below 0.95 of the best fixed", "not above the fixed size 2 over all cells"]),
+    ],
+)
+def test_a_goal_that_is_missed_is_said(adaptive: float, fixed: float, missed: list[str]) -> None:
+    """Plain decoding has a speed of 10 here."""
+    found = Verdict([made_up("thor-int4", adaptive, fixed)]).missed()
+    assert len(missed) == len(found)
+    for wanted, line in zip(missed, found, strict=True):
+        assert line.startswith(wanted)
+
+
+def test_cells_survive_their_table() -> None:
+    dead = replace(
+        made_up("laptop-cpu", 10.0, 10.0), conditions=Conditions(0.0, 2.0, None), calibration_error=()
+    )
+    measured = [replace(made_up("thor-int4", 20.0, 16.0), calibration_error=(0.1, 0.2, 0.3, 0.4, 0.5)), dead]
+    for cell, read in zip(measured, cells_of(table_of(measured)), strict=True):
+        assert (cell.profile, cell.conditions, cell.prompts) == (read.profile, read.conditions, read.prompts)
+        assert cell.calibration_error == read.calibration_error
+        assert read.ratio_to_plain == pytest.approx(cell.ratio_to_plain, abs=1e-5)
+        assert read.ratio_to_best_fixed == pytest.approx(cell.ratio_to_best_fixed, abs=1e-5)
+
+
+def test_the_command_exits_with_one_where_a_goal_is_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    judge(Verdict([made_up("thor-int4", 20.0, 16.0)]))
+    assert "missed" not in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        judge(Verdict([made_up("thor-int4", 9.0, 5.0)]))
+    assert left.value.code == 1
+    assert "missed: slower than 0.98 of plain" in capsys.readouterr().err
