@@ -29,13 +29,14 @@ class OutgoingReply:
 @dataclass(slots=True)
 class Block:
     """Rows that arrived in one message, how many of them the head has seen, and what the tree on them may be
-    if one is wanted."""
+    if one is wanted. `narrowed`: not all rows of it were worth the engine's time."""
 
     rows: RowsArrived
     arrived_s: float
     limits: GrowthLimits | None = None
     done: int = 0
     started_s: float | None = None
+    narrowed: bool = False
 
 
 @dataclass(slots=True)

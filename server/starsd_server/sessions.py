@@ -243,6 +243,7 @@ class Sessions:
             self.recorder.stepped(turns, flight.waited_s, step_s)
             if self._sharing is not None:
                 self._price = self._sharing.stepped(turns, step_s, ended_s)
+                self.recorder.priced(self._price)
             for part, outcome in zip(flight.parts, outcomes, strict=True):
                 if isinstance(outcome, TreeReady) and self._still(part):
                     self._tree_done(part.session, part.block, outcome, ended_s)
@@ -372,6 +373,14 @@ class Sessions:
             if isinstance(outcome, Advanced) and outcome.beams and part.going_on:
                 engine = self._engines[part.head]
                 outcomes[place] = engine.narrow(part.rows, self._price / part.session.trust.ratio)
+                if outcomes[place] != outcome:
+                    self._narrowed(part.block)
+
+    def _narrowed(self, block: Block | None) -> None:
+        """The tree on `block` lost rows; it is counted once."""
+        if block is not None and not block.narrowed:
+            block.narrowed = True
+            self.recorder.narrowed()
 
     def _extension(self, session: Session, rows: SessionRows, block: Block, turn: Turn) -> Extend:
         """The next rows of `block`, and the tree on them if it is time for that."""

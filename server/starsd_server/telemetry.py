@@ -152,6 +152,14 @@ class Recorder:
         engine.step_s.add(step_s)
         engine.batch_rows.add(float(max(1, sum(turn.rows for turn in turns))))
 
+    def priced(self, row_price: float) -> None:
+        """What a row of a tree has to bring from now on: `sharing.Sharing`."""
+        self._engine.row_price = row_price
+
+    def narrowed(self) -> None:
+        """Rows of a tree are left out for that price, the first of it."""
+        self._engine.narrowed_trees += 1
+
     def pinged(self, key: SessionKey) -> None:
         if key in self._sessions:
             self._sessions[key].heard_s = max(self._sessions[key].heard_s, self._devices[key.device].heard_s)

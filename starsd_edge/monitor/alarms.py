@@ -71,6 +71,8 @@ def service_alarms(name: str, view: ServiceView) -> list[Alarm]:
     busy, demand = view.busy_fraction, view.demand_fraction
     if busy is not None and demand is not None and demand >= SATURATED_DEMAND and busy >= SATURATED_BUSY:
         why = f"{busy:.0%} busy, somebody waits {demand:.0%} of the time, {view.engine.queue_depth} now"
+        if view.narrowed_trees:
+            why += f", {view.narrowed_trees} trees narrowed"
         alarms.append(Alarm(Severity.WARNING, "drafter saturated", name, why))
     if view.kv_fraction is not None and view.kv_fraction >= FULL_KV:
         why = f"{view.engine.kv_rows_used} of {view.engine.kv_rows_total} rows: idle sessions are evicted"

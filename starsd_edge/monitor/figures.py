@@ -287,6 +287,20 @@ SERVICE_FIGURES: list[Figure[ServiceView]] = [
         lambda v: sum(v.refusals.values()),
     ),
     Figure(
+        "row_price",
+        "price",
+        Form.FACTOR,
+        "tokens that a row of a tree has to bring to be worth the engine's time; 0 while there is room",
+        lambda v: v.engine.row_price,
+    ),
+    Figure(
+        "narrowed_trees",
+        "narrowed",
+        Form.COUNT,
+        "trees of which rows were left out for that price, in the window",
+        lambda v: v.narrowed_trees,
+    ),
+    Figure(
         "ahead_hits",
         "ahead",
         Form.SHARE,

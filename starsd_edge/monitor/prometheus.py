@@ -213,6 +213,20 @@ METRICS: list[Metric] = [
         by_reason("reason", lambda s: s.engine.refusals),
     ),
     Metric(
+        "starsd_draft_row_price",
+        G,
+        "Tokens that a row of a tree has to bring; 0 while the engine has room",
+        (),
+        of_service(lambda s: s.engine.row_price),
+    ),
+    Metric(
+        "starsd_narrowed_trees_total",
+        C,
+        "Trees of which rows were left out for that price",
+        (),
+        of_service(lambda s: s.engine.narrowed_trees),
+    ),
+    Metric(
         "starsd_ahead_drafts_total",
         C,
         "Trees drafted ahead of the edge's answer",

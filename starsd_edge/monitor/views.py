@@ -274,6 +274,11 @@ class ServiceView:
         drafted = self.engine.ahead_drafts - self._engine_before.ahead_drafts
         return (self.engine.ahead_hits - self._engine_before.ahead_hits) / drafted if drafted > 0 else None
 
+    @cached_property
+    def narrowed_trees(self) -> int:
+        """Within the window."""
+        return self.engine.narrowed_trees - self._engine_before.narrowed_trees
+
     @property
     def _engine_before(self) -> EngineSnapshot:
         return self.before.engine if self.before else EMPTY_ENGINE

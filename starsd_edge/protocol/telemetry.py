@@ -291,6 +291,10 @@ class EngineSnapshot(msgspec.Struct, omit_defaults=True):
     kv_bytes_total: Count = 0
     evictions: Count = 0
     refusals: ByReason = {}  # admissions refused
+    row_price: Amount = (
+        0.0  # tokens that a row of a tree has to bring, as of the newest step; 0: there is room
+    )
+    narrowed_trees: Count = 0  # of which rows were left out for that price
     ahead_drafts: Count = 0  # trees drafted for a guessed outcome
     ahead_hits: Count = 0
 

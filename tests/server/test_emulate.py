@@ -267,6 +267,8 @@ def test_sharing_brings_more_and_shorter_waits_where_the_engine_is_saturated(
     assert shared.draft_ms_p50 < 0.5 * whole.draft_ms_p50
     assert shared.queue_ms_p99 + shared.draft_ms_p99 < whole.queue_ms_p99 + whole.draft_ms_p99
     assert shared.fairness_jain >= 0.95 * whole.fairness_jain
+    assert 0.2 < shared.narrowed_share <= 1.0  # each tree is counted once, however many levels lose rows
+    assert whole.narrowed_share == 0.0
 
 
 def test_an_engine_with_room_drafts_as_if_nobody_shared(

@@ -60,6 +60,7 @@ class BenchRow:
                            devices') stood in line for a processor: above MACHINE_LIMIT this machine, and not
                            the engine, sets the figures
     first_rounds_per_s     of the first edge alone
+    narrowed_share         of the trees: rows were left out of them, for the engine was saturated
     gateway_cpu_ms, worker_cpu_ms  processor time of a round
     """
 
@@ -84,6 +85,7 @@ class BenchRow:
     tree_nodes_mean: float
     bytes_up_per_round: float
     bytes_down_per_round: float
+    narrowed_share: float = 0.0
     machine_wait_fraction: float = 0.0
     gateway_cpu_ms: float = 0.0
     worker_cpu_ms: float = 0.0
@@ -168,6 +170,7 @@ def row_of(
         tree_nodes_mean=float(np.mean([r.nodes for r in rounds] or [0])),
         bytes_up_per_round=bytes_each[0] / count,
         bytes_down_per_round=bytes_each[1] / count,
+        narrowed_share=(last.narrowed_trees - first.narrowed_trees) / count,
     )
 
 

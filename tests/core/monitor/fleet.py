@@ -139,6 +139,8 @@ def service_after(
             max_sessions=64,
             kv_rows_used=40_000,
             kv_rows_total=131_072,
+            row_price=0.04,
+            narrowed_trees=int(seconds * 7),
             ahead_drafts=int(seconds * 10),
             ahead_hits=int(seconds * 4),
         ),

@@ -232,6 +232,16 @@ class TestAlarms:
         after = Work(num_drafts=1020, accepted_tokens=1500)
         assert self.found(of_snapshots(with_work(1.0, before), with_work(5.0, after))) == {}
 
+    def test_a_saturated_engine_says_how_many_trees_it_narrowed_in_the_window(self) -> None:
+        def at(seconds: float, narrowed: int) -> ServiceSnapshot:
+            engine = EngineSnapshot(busy_s=seconds, demand_s=seconds, narrowed_trees=narrowed, row_price=0.1)
+            return ServiceSnapshot("b", int(seconds), seconds, engine=engine)
+
+        assert self.found(of_snapshots(at(1.0, 5), at(2.0, 8)))["drafter saturated"].endswith(
+            "3 trees narrowed"
+        )
+        assert "narrowed" not in self.found(of_snapshots(at(1.0, 5), at(2.0, 5)))["drafter saturated"]
+
     def test_refusals_full_memory_and_strangers_are_named(self) -> None:
         def at(seconds: float, refused: int) -> ServiceSnapshot:
             engine = EngineSnapshot(
