@@ -60,6 +60,9 @@ class _Recording:
     def observe(self, stats: RoundStats) -> None:
         pass
 
+    def calibration_error(self) -> list[float]:
+        return []
+
 
 def record(
     name: str, target: Target, drafter: Drafter, prompt: Sequence[int], num_tokens: int, stop: frozenset[int]

@@ -40,6 +40,8 @@ class Figures:
     plain_rounds     rounds without a tree
     settled          plain forwards that decided what the margin guard would not trust a tree with
     settled_s        what they took
+    calibration_error  by depth, how far accepted shares have been from the probabilities expected, in this
+                     context; empty where none are
     joules           used by the whole device, the prompt included; None where nothing measures it
     """
 
@@ -53,6 +55,7 @@ class Figures:
     plain_rounds: int = 0
     settled: int = 0
     settled_s: float = 0.0
+    calibration_error: tuple[float, ...] = ()
     joules: float | None = None
 
     def add_round(self, stats: RoundStats) -> None:

@@ -202,6 +202,7 @@ class Speaker:
         joules = self._joules()
         if joules is not None and joules_before is not None:
             figures.joules = joules - joules_before
+        figures.calibration_error = tuple(context.switch.calibration_error())
         rest = reading.finish()
         if rest is not None:
             yield rest

@@ -123,6 +123,9 @@ def statistics(figures: Figures, link: LinkStatus) -> list[tuple[str, str]]:
     if figures.drafted:
         share = figures.accepted / figures.drafted
         rows.append(("draft tokens", f"{figures.drafted}, {figures.accepted} accepted ({share:.0%})"))
+    if figures.tree_rounds and any(figures.calibration_error):
+        errors = ", ".join(f"{error:.2f}" for error in figures.calibration_error)
+        rows.append(("calibration", f"draft probabilities off by {errors} at depth 1, 2, ..."))
     if figures.settled:
         share = figures.settled_s / figures.generation_s if figures.generation_s else 0.0
         rate = figures.settled / max(figures.completion_tokens - 1, 1)

@@ -60,3 +60,6 @@ class SwitchedPolicy:
         if stats.kind is not RoundKind.PREFILL:
             self._trees.append(stats.kind is RoundKind.VERIFY)
         self._policy.observe(stats)
+
+    def calibration_error(self) -> list[float]:
+        return self._policy.calibration_error()

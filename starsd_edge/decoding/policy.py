@@ -99,6 +99,11 @@ class Policy(Protocol):
         """A round ended."""
         ...
 
+    def calibration_error(self) -> list[float]:
+        """By depth, of the drafter in use: how far accepted shares are from the probabilities expected; empty
+        where none are."""
+        ...
+
 
 class PlainPolicy:
     """Never drafts."""
@@ -125,6 +130,9 @@ class PlainPolicy:
 
     def observe(self, stats: RoundStats) -> None:
         pass
+
+    def calibration_error(self) -> list[float]:
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,9 @@ class FixedPolicy:
     def observe(self, stats: RoundStats) -> None:
         pass
 
+    def calibration_error(self) -> list[float]:
+        return []
+
 
 class AdaptivePolicy:
     """Maximises expected tokens per second, from the device's curve, the drafter's answers and the text.
@@ -186,7 +197,7 @@ class AdaptivePolicy:
         return self._current.plan.rate * self._plain_s
 
     def calibration_error(self) -> list[float]:
-        """By depth, of the drafter in use: how far accepted shares are from the probabilities expected."""
+        """See `Policy`."""
         return self._current.acceptance.calibration_error()
 
     def patience_s(self, outlook: Outlook) -> float:

@@ -15,8 +15,9 @@ from starsd_edge.chat.settings import ChatSettings
 from starsd_edge.chat.show import Look, show_answer
 from starsd_edge.chat.speaker import Speaker
 from starsd_edge.chat.status import LinkState, LinkStatus, link_words, statistics
+from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.decoder import Exactness
-from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy, Policy
+from starsd_edge.decoding.policy import AdaptivePolicy, FixedPolicy, PlainPolicy, Policy
 from starsd_edge.decoding.roles import Drafter, DrafterState
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundKind, RoundStats
@@ -26,6 +27,7 @@ from tests.core.chat.toys import TOKENIZER, CountingTarget, toy_speaker
 
 NEVER = 10**6  # requests: never ready
 LIMIT = 40  # tokens
+CURVE = CostCurve((1, 64), (0.01, 0.02))
 REPEATING = "the quick fox. " * 12
 
 
@@ -160,6 +162,26 @@ def test_plain_rounds_count_in_tokens_a_round_and_not_in_the_acceptance_length()
     rows = dict(statistics(figures, LinkStatus(LinkState.READY, "tcp://a:1")))
     assert rows["tokens a round"] == "1.30"
     assert rows["acceptance length"].startswith("4.00 tokens a tree")
+
+
+def test_how_far_the_draft_probabilities_were_off_is_said_where_any_were_had() -> None:
+    """By depth, as soon as a drafter is there; nothing without one."""
+    conversation = Conversation(
+        toy_speaker(round_s=0.01, policy=lambda: AdaptivePolicy(CURVE)), ChatSettings()
+    )
+    list(conversation.ask("the fox?"))
+    assert "calibration" not in "\n".join(run_command(conversation, "/stats").lines)
+    drafted = Conversation(
+        toy_speaker(drafter=drafter(), policy=lambda: AdaptivePolicy(CURVE), service="test"), ChatSettings()
+    )
+    list(drafted.ask("the fox?"))
+    assert drafted.figures is not None
+    assert len(drafted.figures.calibration_error) == 5
+    figures = Figures(verified=Counter({(4, 3): 1}), calibration_error=(0.041, 0.126, 0.0, 0.0, 0.0))
+    assert statistics(figures, LinkStatus(LinkState.READY))[-2] == (
+        "calibration",
+        "draft probabilities off by 0.04, 0.13, 0.00, 0.00, 0.00 at depth 1, 2, ...",
+    )
 
 
 def test_what_the_margin_guard_costs_is_said() -> None:
