@@ -19,7 +19,7 @@ from pathlib import Path
 import zmq
 
 from starsd_edge.errors import ResourceError, StarSDError, UsageError
-from starsd_edge.link.sockets import NOW, is_readable, make_context, seed_libc, send_now
+from starsd_edge.link.sockets import is_readable, make_context, receive_now, seed_libc, send_now
 from starsd_edge.protocol.codec import Buffer, decode, encode, kind_of
 from starsd_edge.protocol.messages import (
     Busy,
@@ -133,7 +133,7 @@ class Gateway:
         for _ in range(MESSAGES_AT_ONCE):
             if not is_readable(self._router):
                 return
-            route, *frames = self._router.recv_multipart(NOW, copy=False)
+            route, *frames = receive_now(self._router)
             self._pass_up(route.bytes, frames, time.monotonic_ns())
 
     def _pass_up(self, route: bytes, parts: list[zmq.Frame], arrived_ns: int) -> None:

@@ -7,6 +7,7 @@ hits both. Times are those of the best tenth: on a shared machine the rest measu
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import random
 import time
@@ -18,10 +19,17 @@ import numpy as np
 import zmq
 
 from starsd_edge.decoding.roles import RoundHints, Update
-from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.keys import KeyPair
-from starsd_edge.link.sockets import EdgeKeys, SyncSocket, edge_socket, make_context, service_socket
+from starsd_edge.link.sockets import (
+    EdgeKeys,
+    SyncSocket,
+    edge_socket,
+    make_context,
+    receive_now,
+    send_now,
+    service_socket,
+)
 from starsd_edge.link.zap import Authenticator
 from starsd_edge.protocol.codec import Frames, decode, encode
 from starsd_edge.protocol.edge_connection import EdgeConnection
@@ -157,22 +165,22 @@ def serve(pipe: Connection, key: KeyPair, edge_public: str) -> None:
             route, *_ = echo.recv_multipart()
             echo.send_multipart([route, *answer], zmq.NOBLOCK)
         if codec in ready:
-            route, *frames = codec.recv_multipart()
+            route, *frames = received(codec)
             update = decode(frames)
             assert isinstance(update, UpdateMessage)
             update.features.decode()
-            codec.send_multipart([route, *encode(DRAFT)], zmq.NOBLOCK)
+            send_now(codec, [route, *encode(DRAFT)])
         if service in ready:
-            route, *frames = service.recv_multipart()
+            route, *frames = received(service)
             for reply in answers(table, frames):
-                service.send_multipart([route, *reply], zmq.NOBLOCK)
+                send_now(service, [route, *reply])
         if pipe.fileno() in ready:
             break
     authenticator.stop()
     context.destroy(linger=0)
 
 
-def answers(table: SessionTable, frames: list[bytes]) -> list[Frames]:
+def answers(table: SessionTable, frames: Frames) -> list[Frames]:
     connection, events = table.receive("edge", decode(frames), time.monotonic())
     replies = []
     for event in events:
@@ -186,26 +194,17 @@ def answers(table: SessionTable, frames: list[bytes]) -> list[Frames]:
             case RowsArrived() if event.hints is None:
                 replies.append(connection.send_ack(event.round_id))
             case RowsArrived():
-                drafted = tree(event.base_len, int(event.tokens[-1]))
                 replies.append(
                     connection.send_draft(
-                        event.round_id,
-                        event.base_len,
-                        drafted.tokens[1:],
-                        drafted.parents[1:],
-                        queue_us=0,
-                        draft_us=0,
+                        event.round_id, event.base_len, DRAFT.tokens, DRAFT.parents, queue_us=0, draft_us=0
                     )
                 )
     return replies
 
 
-def tree(base_len: int, root: int) -> DraftTree:
-    tokens = np.arange(root, root + NODES, dtype=np.int32) % VOCAB
-    return DraftTree(tokens, np.arange(-1, NODES - 1, dtype=np.int32), base_len)
-
-
-DRAFT = Draft(Head(1, base_len=1), tree(1, 0).tokens[1:], tree(1, 0).parents[1:])
+# The tree is ready: to grow one is a head's work and no part of the link.
+CHAIN = np.arange(NODES - 1, dtype=np.int32)
+DRAFT = Draft(Head(1, base_len=1), CHAIN, CHAIN)
 IDENTITY = Identity(
     target="bench",
     target_hash="00",
@@ -244,8 +243,8 @@ class Messages:
 
     def round_trip(self) -> None:
         rows = encode_rows(self._features, FeatureDtype.FP16)
-        self.socket.send_multipart(encode(UpdateMessage(self._head, self._tokens, rows, Hints())))
-        decode(self.socket.recv_multipart())
+        send_now(self.socket, encode(UpdateMessage(self._head, self._tokens, rows, Hints())))
+        decode(received(self.socket))
 
 
 class Rounds:
@@ -273,7 +272,7 @@ class SocketEdge:
         self._edge.tick(1e9)  # the first probe is due
         self._edge.connected(time.monotonic())
         self._send()
-        self._edge.receive(self.socket.recv_multipart(), time.monotonic())
+        self._edge.receive(received(self.socket), time.monotonic())
         self._edge.start(0, time.monotonic())
 
     def round_trip(self) -> None:
@@ -284,13 +283,13 @@ class SocketEdge:
         self._send()
         while not any(
             isinstance(event, TreeArrived)
-            for event in self._edge.receive(self.socket.recv_multipart(), time.monotonic())
+            for event in self._edge.receive(received(self.socket), time.monotonic())
         ):
             self._send()
 
     def _send(self) -> None:
         for frames in self._edge.take_frames():
-            self.socket.send_multipart(frames)
+            send_now(self.socket, frames)
 
 
 class DrafterEdge:
@@ -317,6 +316,14 @@ def connected(context: zmq.Context[SyncSocket], keys: EdgeKeys, port: int) -> Sy
     socket.connect(f"tcp://127.0.0.1:{port}")
     socket.poll(PATIENCE_MS, zmq.POLLOUT)
     return socket
+
+
+def received(socket: SyncSocket) -> list[bytes]:
+    """The next message, waited for."""
+    while True:
+        with contextlib.suppress(zmq.Again):
+            return [frame.bytes for frame in receive_now(socket)]
+        assert socket.poll(PATIENCE_MS), "no answer"
 
 
 def hello() -> HelloBody:

@@ -11,12 +11,13 @@ from starsd_edge.types import TokenArray
 
 __all__ = ["Prefix", "common_length", "prefix_crc"]
 
+LITTLE_ENDIAN = np.dtype("<i4")
 FIRST_CAPACITY = 256  # tokens; doubles as the prefix grows
 
 
 def prefix_crc(tokens: TokenArray, crc: int = 0) -> int:
     """CRC-32 over the tokens as little-endian int32; pass the checksum of what went before as `crc`."""
-    return zlib.crc32(np.ascontiguousarray(tokens, "<i4").tobytes(), crc)
+    return zlib.crc32(np.ascontiguousarray(tokens, LITTLE_ENDIAN).data, crc)
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:
@@ -55,6 +56,15 @@ class Prefix:
             self._crc = prefix_crc(self._buffer[self._crc_length : self._length], self._crc)
             self._crc_length = self._length
         return self._crc
+
+    def token(self, position: int) -> int:
+        """The one at `position`, which is below the length."""
+        return int(self._buffer[position])
+
+    def copy(self, start: int, stop: int) -> TokenArray:
+        """Tokens [start, stop) of their own."""
+        tokens: TokenArray = self._buffer[start : min(stop, self._length)].copy()
+        return tokens
 
     def append(self, tokens: Sequence[int] | TokenArray) -> None:
         length = self._length + len(tokens)

@@ -48,9 +48,17 @@ class DraftTree:
         later = parents[1:].view(np.uint32) > np.arange(len(parents) - 1, dtype=np.uint32)
         if parents[0] != NO_PARENT or np.logical_or.reduce(later):
             raise ValueError("parents must be -1 for the root and an earlier node for every other node")
-        edges = set(zip(parents.tolist(), tokens.tolist(), strict=True))  # at these sizes faster than sorting
-        if len(edges) < len(parents):
-            raise ValueError("two siblings carry the same token")
+        check_siblings(tokens, parents)
+
+    @classmethod
+    def below(cls, root: int, tokens: TokenArray, parents: TokenArray, base_len: int) -> DraftTree:
+        """`root`, and below it what a draft message has: int32 [N - 1] of each, parents counted with the root
+        as node 0, and known to lie before their nodes. Raises ValueError for siblings that are equal."""
+        whole = np.empty((2, len(tokens) + 1), np.int32)
+        whole[:, 0] = root, NO_PARENT
+        whole[0, 1:], whole[1, 1:] = tokens, parents
+        check_siblings(whole[0], whole[1])
+        return _trusted(whole[0], whole[1], base_len)
 
     @classmethod
     def root_only(cls, token: int, base_len: int) -> DraftTree:
@@ -146,6 +154,13 @@ class DraftTree:
         parents = index[self.parents[nodes]]
         parents[0] = NO_PARENT
         return _trusted(self.tokens[nodes], parents, self.base_len + levels)
+
+
+def check_siblings(tokens: TokenArray, parents: TokenArray) -> None:
+    """Raises ValueError when two children of a node carry the same token."""
+    edges = (parents.astype(np.int64) << 32) | tokens.view(np.uint32)
+    if len(set(edges.tolist())) < len(edges):  # at these sizes faster than sorting
+        raise ValueError("two siblings carry the same token")
 
 
 def _trusted(tokens: TokenArray, parents: TokenArray, base_len: int) -> DraftTree:

@@ -13,7 +13,15 @@ import zmq
 
 from starsd_edge.link.diagnose import handshake_trouble, why_unreachable
 from starsd_edge.link.placement import Placement
-from starsd_edge.link.sockets import SyncSocket, check_private, edge_socket, make_context, monitor_event
+from starsd_edge.link.sockets import (
+    SyncSocket,
+    check_private,
+    edge_socket,
+    make_context,
+    monitor_event,
+    receive_now,
+    send_now,
+)
 from starsd_edge.protocol.edge_connection import EdgeConnection
 from starsd_edge.protocol.edge_events import Connect, Disconnect, LinkEvent, TreeArrived
 from starsd_edge.protocol.states import EdgeState
@@ -153,7 +161,7 @@ class EdgeLoop:
     def _receive(self) -> None:
         """One message. Whatever else is there is found by the next turn, which also sends the answers."""
         assert self._dealer is not None
-        frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+        frames = [frame.bytes for frame in receive_now(self._dealer)]
         with self.changed:
             self._obey(self._connection.receive(frames, time.monotonic()))
             self._spill_over()
@@ -219,7 +227,7 @@ class EdgeLoop:
             return
         for frames in frames_to_send:
             try:
-                self._dealer.send_multipart(frames, zmq.NOBLOCK)
+                send_now(self._dealer, frames)
             except zmq.Again:
                 # Not connected, or a line that stands: this link is of no use.
                 self._obey(self._connection.lost(f"{self.address} takes no messages", time.monotonic()))

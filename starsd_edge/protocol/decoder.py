@@ -25,10 +25,12 @@ from starsd_edge.protocol.head import (
     FLAG_WIDE_IDS,
     GOAWAY_BODY,
     MAJOR,
+    NARROW_ID,
     OPEN_BODY,
     PING_BODY,
     PONG_BODY,
     UPDATE_BODY,
+    WIDE_ID,
     Buffer,
     Peek,
     peek,
@@ -51,7 +53,6 @@ from starsd_edge.protocol.messages import (
     ErrorCode,
     GoAway,
     Hello,
-    Hints,
     Message,
     MessageKind,
     NeedPrefill,
@@ -64,13 +65,13 @@ from starsd_edge.protocol.messages import (
     Update,
     Welcome,
     WireError,
+    make_hints,
 )
 from starsd_edge.protocol.telemetry import decode_report
 from starsd_edge.types import TokenArray
 
 __all__ = ["DECODERS", "decode"]
 
-NARROW_ID, WIDE_ID = np.dtype("<u2"), np.dtype("<i4")
 # parents[j] of node j + 1 must be at most j
 LATEST_PARENT = np.arange(MAX_NODES, dtype=np.int32)
 
@@ -157,11 +158,11 @@ def decode_prefill(first: Peek, body: Body, frames: Sequence[Buffer]) -> Prefill
 
 
 def decode_update(first: Peek, body: Body, frames: Sequence[Buffer]) -> Update:
-    max_nodes, num_accepted, verify_nodes, _, verify_us, plain_us, wait_us, link_us = body
-    if not 1 <= max_nodes <= MAX_NODES:
-        raise WireError(ErrorCode.LIMIT, f"{max_nodes} nodes wanted; 1 to {MAX_NODES} may be")
-    hints = Hints(max_nodes, num_accepted, verify_nodes, verify_us, plain_us, wait_us, link_us)
-    return Update(first.head, *rows_of(first, frames), hints)
+    hints = make_hints(body)
+    if not 1 <= hints.max_nodes <= MAX_NODES:
+        raise WireError(ErrorCode.LIMIT, f"{hints.max_nodes} nodes wanted; 1 to {MAX_NODES} may be")
+    tokens, rows = rows_of(first, frames)
+    return Update(first.head, tokens, rows, hints)
 
 
 def decode_ack(first: Peek, body: Body, frames: Sequence[Buffer]) -> PrefillAck:
@@ -177,7 +178,7 @@ def decode_draft(first: Peek, body: Body, frames: Sequence[Buffer]) -> Draft:
     ids = frames[1]
     tokens = unpack_ids(ids, n, first.flags, extra_bytes=n)
     parents = np.frombuffer(ids, np.uint8, n, len(ids) - n).astype(np.int32)
-    if (parents > LATEST_PARENT[:n]).any():
+    if np.logical_or.reduce(parents > LATEST_PARENT[:n]):
         malformed("a draft node whose parent does not come before it")
     return Draft(first.head, tokens, parents, *body)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from starsd_edge.decoding.tree import NO_PARENT, DraftTree
+from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.history import History
 from starsd_edge.protocol.messages import Draft
 
 __all__ = ["rebuild_tree", "still_leads_on"]
-
-ROOT_PARENT = np.array([NO_PARENT], np.int32)
 
 
 def rebuild_tree(draft: Draft, history: History, vocab_size: int) -> DraftTree | None:
@@ -22,13 +20,10 @@ def rebuild_tree(draft: Draft, history: History, vocab_size: int) -> DraftTree |
     base_len = draft.head.base_len
     if base_len > history.committed_len or history.crc(base_len) != draft.head.prefix_crc:
         return None
-    if len(draft.tokens) and int(draft.tokens.max()) >= vocab_size:
+    if len(draft.tokens) and np.maximum.reduce(draft.tokens) >= vocab_size:
         raise RemoteProtocolError(f"draft token {draft.tokens.max()}; the vocabulary has {vocab_size}")
-    root = history.tokens(base_len - 1, base_len)
     try:
-        return DraftTree(
-            np.concatenate([root, draft.tokens]), np.concatenate([ROOT_PARENT, draft.parents]), base_len
-        )
+        return DraftTree.below(history.token(base_len - 1), draft.tokens, draft.parents, base_len)
     except ValueError as error:
         raise RemoteProtocolError(f"not a tree: {error}") from error
 

@@ -477,7 +477,8 @@ class EdgeConnection:
                 f"the answer to round {head.round_id} is not one to {request.kind.name}"
             )
         self._breaker.recovered()
-        return self._uplink.settle(head.round_id)
+        self._uplink.settle(request)
+        return request
 
     def _enter(self, event: EdgeEvent) -> None:
         self.state = next_edge_state(self.state, event)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from starsd_edge.decoding.tree import DraftTree
 
 __all__ = ["Connect", "Counters", "Disconnect", "LinkEvent", "TreeArrived"]
@@ -20,8 +22,7 @@ class Disconnect:
     """Throw the socket away; nothing more is sent on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeArrived:
+class TreeArrived(Struct, frozen=True):
     """A tree on a prefix that is still ours. Part of it may have been committed meanwhile, or none of it."""
 
     tree: DraftTree

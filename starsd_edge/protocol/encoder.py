@@ -15,10 +15,12 @@ from starsd_edge.protocol.head import (
     ERROR_BODY,
     FLAG_WIDE_IDS,
     GOAWAY_BODY,
+    NARROW_ID,
     OPEN_BODY,
     PING_BODY,
     PONG_BODY,
     UPDATE_BODY,
+    WIDE_ID,
     Frames,
     head_frame,
 )
@@ -47,7 +49,7 @@ from starsd_edge.types import TokenArray
 
 __all__ = ["encode"]
 
-LARGEST_U32 = 0xFFFFFFFF
+LARGEST_U32, LARGEST_ID, LARGEST_NARROW_ID = 0xFFFFFFFF, 0x7FFFFFFF, 0xFFFF
 
 
 def encode(message: Message) -> Frames:
@@ -79,7 +81,7 @@ def encode_rows(kind: MessageKind, m: Prefill | Update, body: bytes) -> Frames:
         )
     ids, flags = pack_ids(m.tokens)
     head = head_frame(kind, m.head, body, count=rows.rows, width=rows.width, flags=flags, dtype=rows.dtype)
-    return [head, ids, bytes(rows.data)]
+    return [head, ids, rows.data]
 
 
 def encode_prefill(m: Prefill) -> Frames:
@@ -87,17 +89,10 @@ def encode_prefill(m: Prefill) -> Frames:
 
 
 def encode_update(m: Update) -> Frames:
-    h = m.hints
-    body = UPDATE_BODY.pack(
-        h.max_nodes,
-        h.num_accepted,
-        h.verify_nodes,
-        0,
-        clip_u32(h.verify_us),
-        clip_u32(h.plain_us),
-        clip_u32(h.wait_us),
-        clip_u32(h.link_us),
-    )
+    try:
+        body = UPDATE_BODY.pack(*m.hints)
+    except struct.error:
+        body = UPDATE_BODY.pack(*m.hints[:3], *map(clip_u32, m.hints[3:]))
     return encode_rows(MessageKind.UPDATE, m, body)
 
 
@@ -152,11 +147,14 @@ def encode_error(m: Error) -> Frames:
 
 def pack_ids(tokens: TokenArray) -> tuple[bytes, int]:
     """Two bytes each where all fit, else four."""
-    ids = tokens.tolist()
-    try:
-        return struct.pack(f"<{len(ids)}H", *ids), 0
-    except struct.error:
-        return struct.pack(f"<{len(ids)}I", *ids), FLAG_WIDE_IDS
+    if not len(tokens):
+        return b"", 0
+    largest = np.maximum.reduce(tokens.view(np.uint32))  # one below zero is beyond every id
+    if largest <= LARGEST_NARROW_ID:
+        return tokens.astype(NARROW_ID).tobytes(), 0
+    if largest > LARGEST_ID:
+        raise LocalProtocolError(f"token {tokens.min()}")
+    return tokens.astype(WIDE_ID).tobytes(), FLAG_WIDE_IDS
 
 
 def clip_u32(value: int) -> int:

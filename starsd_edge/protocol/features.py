@@ -13,10 +13,10 @@ refused, and BF16 is the way out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from starsd_edge.errors import RemoteProtocolError
@@ -60,8 +60,7 @@ def num_groups(width: int) -> int:
     return -(-width // GROUP)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRows:
+class EncodedRows(Struct, frozen=True):
     """Rows as they travel: `data` is exactly `rows * row_bytes(dtype, width)` bytes."""
 
     dtype: FeatureDtype
@@ -70,11 +69,11 @@ class EncodedRows:
     data: bytes | bytearray | memoryview
 
     def __post_init__(self) -> None:
-        expected = self.rows * row_bytes(self.dtype, self.width)
+        dtype, width = self.dtype, self.width
+        expected = self.rows * (row_bytes(dtype, width) if dtype is INT8 else 2 * width)
         if len(self.data) != expected:
             raise RemoteProtocolError(
-                f"{self.rows} {self.dtype.wire_name} rows of {self.width} are {expected} bytes, "
-                f"not {len(self.data)}"
+                f"{self.rows} {dtype.wire_name} rows of {width} are {expected} bytes, not {len(self.data)}"
             )
 
     def decode(self) -> FeatureArray:

@@ -28,6 +28,8 @@ class History:
         self.dtype = dtype
         self.max_bytes = max_bytes
         self._prefix = Prefix()
+        self.row_bytes = row_bytes(dtype, width)  # as they travel
+        self._newest: EncodedRows | None = None  # the last piece, where it is what came in last
         self._pieces: list[Buffer] = []
         self._starts: list[int] = []  # the first row of each piece
         self._num_rows = 0
@@ -35,10 +37,6 @@ class History:
     @property
     def committed_len(self) -> int:
         return len(self._prefix)
-
-    @property
-    def row_bytes(self) -> int:
-        return row_bytes(self.dtype, self.width)
 
     def start(self, first_token: int) -> None:
         self.cut(0)
@@ -51,13 +49,17 @@ class History:
         """
         if (self._num_rows + len(tokens)) * self.row_bytes > self.max_bytes:
             raise OverflowError(f"the draft history of {self.max_bytes >> 20} MiB is full")
-        self._add(encode_rows(features, self.dtype).data)
+        encoded = encode_rows(features, self.dtype)
+        self._add(encoded.data)
+        self._newest = encoded
         self._prefix.append(tokens)
 
     def cut(self, committed_len: int) -> None:
         """Forget the tokens from `committed_len` on, and their rows."""
         self._prefix.truncate(min(committed_len, self.committed_len))
         keep = max(self.committed_len - 1, 0)
+        if self._num_rows > keep:
+            self._newest = None
         while self._num_rows > keep:
             self._num_rows = self._starts.pop()
             piece = self._pieces.pop()
@@ -71,11 +73,16 @@ class History:
 
     def tokens(self, start: int, stop: int) -> TokenArray:
         """A copy of tokens [start, stop)."""
-        tokens: TokenArray = self._prefix.tokens[start:stop].copy()
-        return tokens
+        return self._prefix.copy(start, stop)
+
+    def token(self, position: int) -> int:
+        return self._prefix.token(position)
 
     def rows(self, start: int, stop: int) -> EncodedRows:
         """Rows [start, stop), as they travel."""
+        newest = self._newest
+        if newest is not None and start == self._num_rows - newest.rows and stop == self._num_rows:
+            return newest
         return EncodedRows(self.dtype, stop - start, self.width, self._data(start, stop))
 
     def _data(self, start: int, stop: int) -> Buffer:
@@ -100,6 +107,6 @@ class History:
         if dtype is self.dtype:
             return
         decoded = decode_rows(self.rows(0, self._num_rows))
-        self.dtype = dtype
+        self.dtype, self.row_bytes, self._newest = dtype, row_bytes(dtype, self.width), None
         self._pieces, self._starts, self._num_rows = [], [], 0
         self._add(encode_rows(decoded, dtype).data)

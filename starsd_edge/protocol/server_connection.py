@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from starsd_edge.decoding.prefix import Prefix, prefix_crc
 from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
@@ -92,23 +93,20 @@ class ServiceOffer:
     idle_lease_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """To be sent to the peer as it is."""
 
     frames: Frames
 
 
-@dataclass(frozen=True, slots=True)
-class Greeted:
+class Greeted(Struct, frozen=True):
     """The edge fits `head`. Its Reply (WELCOME) is beside this event."""
 
     head: HeadOffer
     hello: HelloBody
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """A new context: drop what the session held. Answer with `send_ack` or `send_busy`."""
 
     round_id: int
@@ -116,8 +114,7 @@ class Opened:
     first_token: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowsArrived:
+class RowsArrived(Struct, frozen=True):
     """Head rows [n] from row `start` on; whatever was held from `start` on is to be replaced.
 
     Row i pairs the feature of position `start + i` with the token at `start + i + 1`. After it the context
@@ -135,37 +132,32 @@ class RowsArrived:
     hints: Hints | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pinged:
+class Pinged(Struct, frozen=True):
     """Answer with `send_pong` out of the scheduling loop."""
 
     nonce: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(Struct, frozen=True):
     """What the device says of itself; never answered."""
 
     body: EdgeReport
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True):
     """A message that came late or twice; for the counters."""
 
     kind: MessageKind
 
 
-@dataclass(frozen=True, slots=True)
-class Violated:
+class Violated(Struct, frozen=True):
     """The peer broke a rule; the Reply beside this event tells it. For log and counters."""
 
     code: ErrorCode
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """The edge is done with the session: free what it held."""
 
 
@@ -174,8 +166,7 @@ ServerEvent: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Struct, frozen=True):
     """A request that the service has not answered yet."""
 
     head: Head  # for this boot, so that an answer may carry it as it is
@@ -377,7 +368,7 @@ class ServerConnection:
     def _check_tokens(self, tokens: TokenArray) -> None:
         assert self.head is not None
         vocab_size = self.head.identity.vocab_size
-        if len(tokens) and int(tokens.max()) >= vocab_size:
+        if len(tokens) and np.maximum.reduce(tokens) >= vocab_size:
             raise WireError(ErrorCode.MALFORMED, f"token {tokens.max()}; the vocabulary has {vocab_size}")
 
     # ------------------------------------------------------------------------------------------ out

@@ -26,7 +26,13 @@ __all__ = [
 ]
 
 
-class ServerState(Enum):
+class Quick(Enum):
+    """Members are looked up several times a message: by identity, which `Enum` does in Python."""
+
+    __hash__ = object.__hash__
+
+
+class ServerState(Quick):
     """A session as the service sees it."""
 
     NEW = "new"  # nothing said yet, or said to an earlier boot
@@ -35,7 +41,7 @@ class ServerState(Enum):
     CLOSED = "closed"
 
 
-class ServiceAct(Enum):
+class ServiceAct(Quick):
     """What the service itself does to a session."""
 
     EVICT = "evict"
@@ -86,7 +92,7 @@ SERVER_TABLE: dict[ServerState, dict[MessageKind | ServiceAct, ServerState]] = {
 # fmt: on
 
 
-class EdgeState(Enum):
+class EdgeState(Quick):
     """The link as the edge sees it. Decoding goes on in every one of them."""
 
     DOWN = "down"  # breaker open; a probe is due at a known time
@@ -110,7 +116,7 @@ TIMED = frozenset(
 )
 
 
-class EdgeEvent(Enum):
+class EdgeEvent(Quick):
     """What happens to the edge's side, beside the messages of the service."""
 
     CONNECT = "connect"  # the pause is over: a new socket

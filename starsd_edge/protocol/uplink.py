@@ -74,7 +74,7 @@ class Uplink:
         if self.sent_len == 0:
             if not may_open:
                 return made
-            first_token = int(self.history.tokens(0, 1)[0])
+            first_token = self.history.token(0)
             made.append(self._request(Open(self._next_head(1), first_token), now_s))
         rows_per_message = max(1, min(chunk_bytes // self.history.row_bytes, MAX_ROWS))
         while (missing := self.history.committed_len - self.sent_len) > rows_per_message:
@@ -84,20 +84,17 @@ class Uplink:
         made.append(self._rows_request(missing, hints, now_s))
         return made
 
-    def settle(self, round_id: int) -> Request | None:
-        """The answer to `round_id` came: it, and what was sent before it, is no longer under way.
-
-        None when it was not under way: the answer is late or came twice.
-        """
-        request = self.find(round_id)
-        if request is not None:
-            while self.in_flight.popleft() is not request:
-                pass
-            self.acked_len = max(self.acked_len, request.base_len)
-        return request
+    def settle(self, request: Request) -> None:
+        """The answer to it came: it, and what was sent before it, is no longer under way."""
+        while self.in_flight.popleft() is not request:
+            pass
+        self.acked_len = max(self.acked_len, request.base_len)
 
     def find(self, round_id: int) -> Request | None:
-        return next((request for request in self.in_flight if request.round_id == round_id), None)
+        for request in self.in_flight:
+            if request.round_id == round_id:
+                return request
+        return None
 
     def _rows_request(self, rows: int, hints: Hints | None, now_s: float) -> Request:
         base_len = self.sent_len + rows

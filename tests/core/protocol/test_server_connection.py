@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from starsd_edge.decoding.prefix import prefix_crc
 from starsd_edge.decoding.tree import DraftTree
