@@ -20,6 +20,8 @@ __all__ = ["BUCKETS_PER_OCTAVE", "LOWEST", "MAX_BUCKETS", "Histogram", "Jitter"]
 BUCKETS_PER_OCTAVE = 8  # a bucket is 9% wide: its middle is at most 4.5% off
 LOWEST = 1e-6  # what the first bucket ends at: no stage we time is shorter than a microsecond
 MAX_BUCKETS = 40 * BUCKETS_PER_OCTAVE  # up to 2**40 microseconds, twelve days: nothing lasts longer
+# The tolerance keeps a power of two in the bucket it ends, however it was rounded.
+BUCKET_ENDS = [LOWEST * 2.0 ** (index / BUCKETS_PER_OCTAVE) * (1 + 1e-10) for index in range(MAX_BUCKETS)]
 JITTER_GAIN = 1 / 16  # RFC 3550, 6.4.1
 
 
@@ -46,17 +48,20 @@ class Histogram(msgspec.Struct, omit_defaults=True):
 
     def add(self, value: float, times: int = 1) -> None:
         """Count `value`, `times` over."""
-        index = bucket_of(value)
+        index, counts = bucket_of(value), self.counts
+        if not self.first <= index < self.first + len(counts):
+            self._reach(index)
+        counts[index - self.first] += times
+        self.total += value * times
+
+    def _reach(self, index: int) -> None:
+        """Have a count for the bucket `index`."""
         if not self.counts:
             self.first = index
         if index < self.first:
             self.counts[:0] = [0] * (self.first - index)
             self.first = index
-        missing = index - self.first - len(self.counts) + 1
-        if missing > 0:
-            self.counts.extend([0] * missing)
-        self.counts[index - self.first] += times
-        self.total += value * times
+        self.counts.extend([0] * (index - self.first - len(self.counts) + 1))
 
     @property
     def count(self) -> int:
@@ -123,10 +128,7 @@ class Jitter(msgspec.Struct, omit_defaults=True):
 
 def bucket_of(value: float) -> int:
     """Index of the bucket that holds `value`; what exceeds the scale is counted in the last one."""
-    if value <= LOWEST:
-        return 0
-    # The tolerance keeps a power of two in the bucket it ends, whatever log2 rounds to.
-    return min(MAX_BUCKETS - 1, math.ceil(math.log2(value / LOWEST) * BUCKETS_PER_OCTAVE - 1e-9))
+    return min(bisect_left(BUCKET_ENDS, value), MAX_BUCKETS - 1)
 
 
 def middle_of(index: int) -> float:

@@ -152,6 +152,11 @@ class _Block:
 class StepEngine(Protocol):
     """What sessions need of an engine: a step is launched, and collected when it is done."""
 
+    @property
+    def by_itself(self) -> bool:
+        """Whether it computes from `launch` on, and not only while `collect` waits for it."""
+        ...
+
     def reset(self, slot: int) -> SessionRows: ...
 
     def launch(self, items: list[WorkItem]) -> None:
@@ -176,6 +181,7 @@ class StepEngine(Protocol):
 class OwnThread(abc.ABC):
     """An engine that computes in its caller's thread: nothing goes on between `launch` and `collect`."""
 
+    by_itself = False
     _launched: list[WorkItem]
 
     @abc.abstractmethod

@@ -11,13 +11,13 @@ from starsd_edge.protocol.server_connection import HeadOffer, RowsArrived, Serve
 from starsd_edge.protocol.session_table import SessionKey
 from starsd_edge.protocol.telemetry import SessionState
 from starsd_edge.types import Float64Array
-from starsd_server.engine import SessionRows
+from starsd_server.engine import Outcome, SessionRows
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.scheduling import Turn
 from starsd_server.sharing import Trust
 from starsd_server.telemetry import SessionFacts
 
-__all__ = ["Block", "Flight", "OutgoingReply", "Part", "Session"]
+__all__ = ["Block", "Ended", "Flight", "OutgoingReply", "Part", "Session"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +99,12 @@ class Flight:
     heads: tuple[str, ...]
     started_s: float
     waited_s: float  # how long somebody waited for it while no step ran
+
+
+class Ended(NamedTuple):
+    """A step that has ended: what became of each part, and since when the engine computed, until when."""
+
+    flight: Flight
+    outcomes: list[Outcome]
+    began_s: float
+    ended_s: float

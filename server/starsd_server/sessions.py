@@ -61,7 +61,7 @@ from starsd_server.scheduling import (
     Tick,
     Turn,
 )
-from starsd_server.session import Block, Flight, OutgoingReply, Part, Session
+from starsd_server.session import Block, Ended, Flight, OutgoingReply, Part, Session
 from starsd_server.sharing import Sharing
 from starsd_server.telemetry import Recorder, SessionFacts
 
@@ -119,7 +119,7 @@ class Sessions:
         self._price = 0.0  # what a row of a tree has to bring, as of the newest step that was answered
         self._flight: Flight | None = None
         self._last_step_s = 0.0  # when the newest step ended
-        self._ended: list[tuple[Flight, list[Outcome], float]] = []  # to be answered, and when they ended
+        self._ended: list[Ended] = []  # to be answered
         self.outbox: list[OutgoingReply] = []
         self.drained = False
 
@@ -217,6 +217,8 @@ class Sessions:
         if flight is None:
             return
         self._flight = None
+        by_itself = all(self._engines[head].by_itself for head in flight.heads)
+        began_s = flight.started_s if by_itself else clock()
         outcomes = self._collect(flight)
         ended_s = self._last_step_s = clock() - late_s
         if self._price > 0.0:
@@ -232,15 +234,15 @@ class Sessions:
         for part, refusal in refused:
             if self._still(part):
                 self._refused(part.session, refusal)
-        self._ended.append((flight, outcomes, ended_s))
+        self._ended.append(Ended(flight, outcomes, began_s, ended_s))
 
     def answer(self) -> None:
         """Count the steps that have ended and answer what they have done. While the next one runs is the best
         time."""
         ended, self._ended = self._ended, []
-        for flight, outcomes, ended_s in ended:
-            turns, step_s = [part.turn for part in flight.parts], ended_s - flight.started_s
-            self.recorder.stepped(turns, flight.waited_s, step_s)
+        for flight, outcomes, began_s, ended_s in ended:
+            turns, step_s = [part.turn for part in flight.parts], ended_s - began_s
+            self.recorder.stepped(turns, flight.waited_s + began_s - flight.started_s, step_s)
             if self._sharing is not None:
                 self._price = self._sharing.stepped(turns, step_s, ended_s)
                 self.recorder.priced(self._price)

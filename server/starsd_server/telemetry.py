@@ -318,4 +318,7 @@ def _accept(per_depth: list[int], num_accepted: int) -> None:
 
 
 def _time(work: Work, stage: Stage, seconds: float) -> None:
-    work.stages.setdefault(stage, Histogram()).add(max(0.0, seconds))
+    times = work.stages.get(stage)
+    if times is None:
+        times = work.stages[stage] = Histogram()
+    times.add(max(0.0, seconds))

@@ -41,11 +41,12 @@ class Room:
     limits: Limits = field(default_factory=Limits)
     heads: tuple[str, ...] = ("toy",)
     now_s: float = 0.0
+    engine: type[Engine] = Engine
 
     def __post_init__(self) -> None:
         offers = tuple(HeadOffer(f"{name}-head", identity(name), MAX_LEN, 32) for name in self.heads)
         engines = {
-            offer.name: Engine(
+            offer.name: self.engine(
                 RowHead(random_head(HeadKind.EAGLE1, seed), Precision.FLOAT32),
                 self.limits.max_sessions,
                 MAX_LEN,
@@ -215,3 +216,26 @@ def test_more_rows_than_a_limit_allows_are_refused_and_taken_later(
     (ack,) = room.heard("greedy")
     assert isinstance(ack, PrefillAck)
     assert 52 == ack.head.base_len
+
+
+class Accelerator(Engine):
+    """Computes by itself, as far as the sessions are told."""
+
+    by_itself = True
+
+
+@pytest.mark.parametrize(("busy_s", "engine"), [(0.0, Engine), (4.0, Accelerator)])
+def test_what_is_done_before_an_engine_computes_counts_as_work_of_none_but_an_accelerator(
+    busy_s: float, engine: type[Engine]
+) -> None:
+    """A step is chosen at 1 s and waited for from 5 s on; its rows came in at 0 s."""
+    room = Room(engine=engine)
+    edge = room.prompted("device")
+    edge.update(*rows(1, 2), HINTS)
+    room.now_s = 1.0
+    assert room.sessions.begin(room.clock)
+    room.now_s = 5.0
+    room.sessions.finish(room.clock)
+    room.sessions.answer()
+    counted = room.sessions.recorder.engine
+    assert (busy_s, 5.0) == (counted.busy_s, counted.demand_s)

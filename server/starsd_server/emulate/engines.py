@@ -100,6 +100,8 @@ class _Context:
 class EmulatedEngine:
     """A StepEngine for sessions that replay a trace."""
 
+    by_itself = True
+
     def __init__(
         self,
         profile: EngineProfile,
