@@ -144,7 +144,7 @@ def decode(profile: DeviceProfile, conditions: Conditions, traces: list[Trace], 
     for seed, trace in enumerate(traces):
         clock = FakeClock()
         service = VirtualService(trace, conditions, clock, seed)
-        decoder = Decoder(TraceTarget(trace, profile, clock), service, policy, clock)
+        decoder = Decoder(TraceTarget(trace, profile.curve, clock), service, policy, clock)
         prompt, expected = np.split(trace.tokens, [trace.prompt_len])
         rounds_run = decoder.generate(prompt, SamplingParams(), len(expected))
         text = [token for round_ in rounds_run for token in round_.tokens]

@@ -8,11 +8,12 @@ two runs of it agree to the digit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from starsd_edge.bench.trace import Trace
-from starsd_edge.decoding.costs import DeviceProfile
+from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.roles import DrafterState, Invariance, TargetOutput, TargetSpec, Update
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.protocol.link_times import LinkTimes
@@ -43,14 +44,22 @@ class Conditions:
     load_pct: int | None
 
 
-class TraceTarget:
-    """A target whose text is the trace's, at the cost of a profile."""
+class Advancing(Protocol):
+    """A clock that moves when a forward takes time."""
 
-    def __init__(self, trace: Trace, profile: DeviceProfile, clock: FakeClock) -> None:
+    def __call__(self) -> float: ...
+
+    def advance(self, seconds: float) -> None: ...
+
+
+class TraceTarget:
+    """A target whose text is the trace's, at the cost of a curve."""
+
+    def __init__(self, trace: Trace, curve: CostCurve, clock: Advancing) -> None:
         self.spec = TargetSpec(trace.vocab_size, 1, len(trace.tokens) + 64, Invariance(bitwise=True))
         self.kv_len = 0
         self._trace = trace
-        self._costs_s = profile.curve.table(64)
+        self._costs_s = curve.table(64)
         self._clock = clock
 
     def prefill(self, tokens: TokenArray) -> TargetOutput:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from starsd_edge.bench.policy import measure, recorded
+from starsd_edge.bench.virtual import Conditions
+from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
 from starsd_server.capacity.fleet import Failure, FleetPlan, simulate
 from starsd_server.capacity.fleet_cli import command, typical
@@ -60,8 +64,41 @@ def test_a_small_fleet_gets_what_the_benchmark_measures(
     assert simulated.tokens_per_s == pytest.approx(measured.system_tokens_per_s, rel=0.1)
 
 
-def test_the_same_plan_has_the_same_result() -> None:
-    first, again = simulate(plan(20, 3)), simulate(plan(20, 3))
+def deciding(devices: int, services: int = 1, **changes: object) -> FleetPlan:
+    return plan(devices, services, traces=recorded()["easy"][2:], **changes)
+
+
+@pytest.mark.parametrize("rtt_ms", [2.0, 10.0, 200.0])
+def test_a_device_that_decides_is_as_fast_as_in_the_benchmark_of_the_policy(rtt_ms: float) -> None:
+    """Alone, with a head step of 2 ms there and here: near, farther, and so far that it rarely drafts."""
+    traces = recorded()["easy"][2:]
+    measured = measure(load_profile("agx-orin-int4"), Conditions(rtt_ms, 0.0, 0), "easy", traces)
+    result = simulate(deciding(1, rtt_s=rtt_ms / 1e3, seconds=12.0, step_s=lambda rows, kv_rows: 0.002))
+    assert result.tokens_per_s == pytest.approx(measured.adaptive, rel=0.1)
+
+
+def test_devices_that_decide_are_not_slowed_down_where_those_that_wait_are() -> None:
+    """The paper's order, forty devices: who always waits gets less than it would alone."""
+    crowded = {"policy": Policy.SERIAL, "seconds": 3.0}
+    alone = 1 / ORIN.curve.plain_s
+    waiting, decided = simulate(plan(40, **crowded)), simulate(deciding(40, **crowded))
+    assert waiting.device_tokens_per_s.mean() < 0.8 * alone
+    assert decided.device_tokens_per_s.mean() > 0.98 * alone
+    assert decided.plain_share > 0.3
+
+
+def test_devices_that_decide_go_on_elsewhere_when_their_service_fails() -> None:
+    healthy, failed = (
+        simulate(deciding(8, 2, seconds=6.0, failures=failures)) for failures in ((), (Failure(1, 2.0),))
+    )
+    assert failed.devices_at[1] == 0 < healthy.devices_at[1]
+    assert failed.moves > 0
+    assert failed.device_tokens_per_s.min() > 0.9 / ORIN.curve.plain_s
+
+
+@pytest.mark.parametrize("plan_of", [plan, deciding])
+def test_the_same_plan_has_the_same_result(plan_of: Callable[..., FleetPlan]) -> None:
+    first, again = simulate(plan_of(6, 2)), simulate(plan_of(6, 2))
     assert first.device_tokens_per_s.tolist() == again.device_tokens_per_s.tolist()
 
 
@@ -121,6 +158,10 @@ def test_the_command_prints_figures_and_refuses_nonsense(tmp_path: Path) -> None
     figures = json.loads((tmp_path / "f.json").read_text())
     assert 0 < figures["plain_share"] < 0.5
     assert figures["moves"] > 0
+    decided = CliRunner().invoke(
+        command, ["--devices", "2", "--services", "1", "--seconds", "1", "--decide"], catch_exceptions=False
+    )
+    assert "plain_share" in decided.output
     for nonsense in ("1", "a@2", "9@1"):
         refused = CliRunner().invoke(command, ["--devices", "4", "--services", "2", "--fail", nonsense])
         assert isinstance(refused.exception, UsageError)

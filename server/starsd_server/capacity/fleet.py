@@ -1,9 +1,10 @@
 """A fleet in virtual time: many devices, several draft services, failures; events instead of seconds.
 
 Which service a device uses is decided by the product's `Placement`, who takes part in a step by its
-`Scheduler`; what a round asks and brings is played from a recording. Steps and verifications take what their
-profiles say. There are no messages and no processor time in it: the host is as fast as it likes. A device
-waits for its tree while it has a service, as the benchmark's do, and decodes plainly while it has none.
+`Scheduler`. Steps and verifications take what their profiles say. There are no messages and no processor time
+in it: the host is as fast as it likes. What a round asks and brings is played from a recording, and a device
+waits for its tree while it has a service, like those of the service's benchmark (`edge`); or each device runs
+the product's decode loop and policy over recorded texts, which takes far longer (`deciding`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from starsd_edge.bench.trace import Trace
 from starsd_edge.decoding.costs import CostCurve
-from starsd_edge.link.placement import Place, Placement
+from starsd_edge.link.placement import Place
 from starsd_edge.protocol.session_table import SessionKey
+from starsd_server.capacity.deciding import DecidingEdge
+from starsd_server.capacity.edge import Edge, PlayedEdge
 from starsd_server.capacity.model import StepSeconds
 from starsd_server.capacity.recorded import Played
 from starsd_server.scheduler import Scheduler
@@ -42,7 +46,6 @@ from starsd_server.scheduling import (
 __all__ = ["Failure", "FleetPlan", "FleetResult", "simulate"]
 
 HEAD = "head"
-RETRY_S = 1.0  # plain steps before a device asks again that found no service with room
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class FleetPlan:
     """What is simulated.
 
     conversations  of the recording, round by round; each device begins with another one
+    traces         instead, texts and trees over which devices decide as real ones do; slower
     detect_s       from a service's failure to an edge's giving it up
     """
 
@@ -74,6 +78,7 @@ class FleetPlan:
     detect_s: float = 2.0
     limits: Limits = field(default_factory=lambda: Limits(device_rows_per_s=1e9, rows_per_s=1e12))
     policy: Policy = Policy.BATCHED
+    traces: Sequence[Trace] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +106,10 @@ class FleetResult:
 
 def simulate(plan: FleetPlan) -> FleetResult:
     """Run the plan; the same result for the same plan."""
-    return _Fleet(plan).run()
+    return Fleet(plan).run()
 
 
-class _Fleet:
+class Fleet:
     """Events, and whom they concern."""
 
     def __init__(self, plan: FleetPlan) -> None:
@@ -113,9 +118,10 @@ class _Fleet:
         self.moves = self.refused = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self.services = [_Service(self, number) for number in range(plan.services)]
+        self.services = [Service(self, number) for number in range(plan.services)]
         places = [Place(f"tcp://draft-{number}:7731") for number in range(plan.services)]
-        self._devices = [_Device(self, number, places) for number in range(plan.devices)]
+        kind = DecidingEdge if plan.traces else PlayedEdge
+        self._devices: list[Edge] = [kind(self, number, places) for number in range(plan.devices)]
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now_s + seconds, next(self._order), action))
@@ -128,12 +134,14 @@ class _Fleet:
                 self.after(failure.until_s, self.services[failure.service].recover)
         for device in self._devices:
             # Not all at once: a fleet is not switched on by one switch.
-            self.after(plan.warm_up_s * device.number / (2 * plan.devices), device.join)
+            self.after(plan.warm_up_s * device.number / (2 * plan.devices), device.begin)
         self.after(plan.warm_up_s, self._forget_the_warm_up)
         end_s = plan.warm_up_s + plan.seconds
         while self._events and self._events[0][0] <= end_s:
             self.now_s, _, action = heapq.heappop(self._events)
             action()
+        for device in self._devices:
+            device.end()
         tokens = np.array([device.tokens for device in self._devices])
         plain = sum(device.plain_tokens for device in self._devices)
         return FleetResult(
@@ -153,19 +161,19 @@ class _Fleet:
         self.moves = self.refused = 0
 
 
-class _Service:
+class Service:
     """One draft service: the real scheduler, and an engine that only takes time."""
 
-    def __init__(self, fleet: _Fleet, number: int) -> None:
+    def __init__(self, fleet: Fleet, number: int) -> None:
         self._fleet, self.number = fleet, number
         self.busy_s = 0.0
         self.is_up = True
-        self.members: dict[SessionKey, _Device] = {}
+        self.members: dict[SessionKey, Edge] = {}
         self._scheduler = self._new_scheduler()
         self._life = 0  # counts restarts: a step of an earlier life ends nowhere
         self._stepping = False
 
-    def open(self, key: SessionKey, device: _Device) -> bool:
+    def open(self, key: SessionKey, device: Edge) -> bool:
         """Whether there was room."""
         for action in self._scheduler.handle(Open(key, HEAD, self._fleet.now_s)):
             if isinstance(action, Refuse):
@@ -225,7 +233,7 @@ class _Service:
         self.busy_s += seconds
         self._stepping = False
         beams: list[int] = []
-        done: list[_Device] = []
+        done: list[Edge] = []
         for turn in turns:
             device = self.members.get(turn.key)
             next_beams = device.grown(turn) if device is not None else 0
@@ -236,116 +244,3 @@ class _Service:
         for device in done:
             device.drafted()
         self._step()
-
-
-class _Device:
-    """One edge: where it is in its conversation, and which service it uses."""
-
-    def __init__(self, fleet: _Fleet, number: int, places: Sequence[Place]) -> None:
-        self._fleet, self.number = fleet, number
-        self._name = f"jet{number}"
-        self._key = SessionKey(self._name, number)
-        self._placement = Placement(self._name, places)
-        self._index = {place.address: place_number for place_number, place in enumerate(places)}
-        played = fleet.plan.conversations
-        self._conversations = itertools.cycle(
-            [*played[number % len(played) :], *played[: number % len(played)]]
-        )
-        self._rounds: list[Played] = []
-        self._level = 0
-        self._epoch = 0  # counts losses of the service: what was under way then comes no more
-        self.tokens = self.plain_tokens = 0.0
-        self.context = 0
-
-    @property
-    def _service(self) -> _Service:
-        return self._fleet.services[self._index[self._placement.current.address]]
-
-    def join(self) -> None:
-        """Open a session, here or at the next service that has room; the whole context goes up with it."""
-        for _ in range(len(self._placement)):
-            if not self._service.is_up:
-                self.lost()
-                return
-            if self._service.open(self._key, self):
-                self._epoch += 1
-                if not self._rounds:
-                    self._next_conversation()
-                self._update(self.context + self._rounds[0].new_rows)
-                return
-            self._fleet.refused += 1
-            if not self._placement.leave(self._fleet.now_s):
-                break
-            self._fleet.moves += 1
-        self._plain_until(RETRY_S, self.join)
-
-    def lost(self) -> None:
-        """The service died: plain steps until that is certain, then the next one."""
-        self._epoch += 1
-        self._plain_until(self._fleet.plan.detect_s, self._move)
-
-    def evicted(self) -> None:
-        self._epoch += 1
-        self.after(self._fleet.plan.rtt_s, self.join)
-
-    def grown(self, turn: Turn) -> int:
-        """Rows of the next level of its tree, after a step it took part in; 0: done, or none was begun."""
-        if turn.phase is Phase.EXTEND and not turn.starts_tree:
-            return 0
-        self._level = 0 if turn.phase is Phase.EXTEND else self._level + 1
-        beams = self._rounds[0].beams
-        return beams[self._level] if self._level < len(beams) else 0
-
-    def drafted(self) -> None:
-        plan, round_ = self._fleet.plan, self._rounds[0]
-        self.after(plan.rtt_s / 2 + plan.curve(round_.nodes), self._verified)
-
-    def _verified(self) -> None:
-        round_ = self._rounds.pop(0)
-        self.tokens += round_.tokens
-        self.context += round_.new_rows
-        if not self._rounds:
-            self._service.close(self._key)
-            self.context = 0
-            self._next_conversation()
-            if self._placement.prefers_another(self._fleet.now_s):
-                self._placement.go_back(self._fleet.now_s)
-                self._fleet.moves += 1
-            self.join()
-            return
-        self._update(self._rounds[0].new_rows)
-
-    def _update(self, rows: int) -> None:
-        self.after(self._fleet.plan.rtt_s / 2, lambda: self._arrive(rows))
-
-    def _arrive(self, rows: int) -> None:
-        # A service that fails tells nobody: its edges find out after `detect_s`.
-        if self._key in self._service.members:
-            self._service.rows(self._key, rows)
-
-    def _move(self) -> None:
-        self._fleet.moves += 1
-        if self._placement.leave(self._fleet.now_s):
-            self.join()
-        else:  # all have failed of late
-            self._plain_until(RETRY_S, self.join)
-
-    def _plain_until(self, seconds: float, action: Callable[[], None]) -> None:
-        """Decode plainly meanwhile; the conversation's recorded rounds stay where they are."""
-        tokens = seconds / self._fleet.plan.curve.plain_s
-        self.tokens += tokens
-        self.plain_tokens += tokens
-        self.after(seconds, action)
-
-    def _next_conversation(self) -> None:
-        self._rounds = list(next(self._conversations))
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Unless its service is lost before."""
-        epoch = self._epoch
-
-        def unless_lost() -> None:
-            if epoch == self._epoch:
-                action()
-
-        self._fleet.after(seconds, unless_lost)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from starsd_edge.bench.policy import PROMPTS, recorded
 from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
@@ -33,6 +34,12 @@ MOST_SIMULATED = 4000  # devices: more are taken to be like these
 )
 @click.option("--rtt-ms", default=2.0, show_default=True, type=FiniteRange(0))
 @click.option("--tokens", default=3.0, show_default=True, type=FiniteRange(1, 8), help="A round brings.")
+@click.option(
+    "--decide",
+    is_flag=True,
+    help="Devices wait and draft, or not, as real ones do: over the embedded model's answers, not --tokens. "
+    "Takes half a millisecond a token.",
+)
 @click.option("--max-sessions", default=256, show_default=True, type=click.IntRange(1), help="Of a service.")
 @click.option("--seconds", default=10.0, show_default=True, type=FiniteRange(0.1), help="Virtual ones.")
 @click.option(
@@ -51,6 +58,8 @@ def command(
     seconds: float,
     failures: tuple[str, ...],
     json_file: Path | None,
+    *,
+    decide: bool,
 ) -> None:
     """What a fleet gets from its draft services, and what a failure does to it.
 
@@ -63,7 +72,8 @@ def command(
         services=max(1, round(services * share)),
         curve=load_profile(profile).curve,
         step_s=profile_steps(load_engine_profile(engine)),
-        conversations=typical(tokens),
+        conversations=() if decide else typical(tokens),
+        traces=[trace for name in PROMPTS for trace in recorded()[name]] if decide else (),
         rtt_s=rtt_ms / 1e3,
         seconds=seconds,
         failures=tuple(map(parse_failure, failures)),
