@@ -42,10 +42,13 @@ from starsd_jetson.trial import reference_run, try_out
 __all__ = ["EXPORTER", "SUPPORTED", "ExportSettings", "export"]
 
 # A CPU computes float16 in float32: no gain. TensorRT's int8 would need activation ranges set at export.
-SUPPORTED = {"onnxruntime": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "fp16", "int4")}  # by flavour
+SUPPORTED = {
+    "onnxruntime": ("fp32", "int8", "int4", "int4-exact"),
+    "tensorrt": ("fp32", "fp16", "int4"),
+}  # by flavour
 DATA_NAME = "model.data"
 NO_TEMPLATE = "none"
-EXPORTER = 6  # raised when the same source gives another graph, other weights or another identity
+EXPORTER = 7  # raised when the same source gives another graph, other weights or another identity
 OPSET = 21  # ONNX Runtime >= 1.20
 STANDARD_OPSET = 17  # the newest that TensorRT 8.5 documents
 INT4_OPSET = 21  # blocked DequantizeLinear of INT4 came with it; TensorRT >= 10
@@ -55,7 +58,8 @@ BYTES_PER_WEIGHT = {
     "fp32": 4.0,
     "fp16": 2.0,
     "int8": 1.0,
-    "int4": 0.63,
+    "int4": 0.66,
+    "int4-exact": 0.66,
 }  # int4: the smallest block, 32, with scale and zero
 
 Progress = Callable[[int, int], None]

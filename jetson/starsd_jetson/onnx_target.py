@@ -20,7 +20,7 @@ from starsd_jetson.context import ContextTarget, granted_len
 from starsd_jetson.kv_cache import KV_BLOCK, KvCache
 from starsd_jetson.onnx_session import open_session, share
 
-__all__ = ["OnnxTarget"]
+__all__ = ["EXACT_BY_CONSTRUCTION", "OnnxTarget"]
 
 MAX_PASSES = 16  # bindings kept; a session uses few tree sizes
 
@@ -123,6 +123,6 @@ class OnnxTarget(ContextTarget):
 
 
 # fp32 and int8 are exact by construction (graph/ops.py, graph/attention.py) and tests hold it, bit for bit.
-# MatMulNBits (int4) chooses its kernel by the number of rows and sums floats, on some machines differently
-# for one row: measured at load.
+# MatMulNBits chooses its kernel by the number of rows and sums floats: one row as several in blocks of 32
+# (int4-exact), otherwise in the larger ones of int4. Which it is on this CPU is measured at load.
 EXACT_BY_CONSTRUCTION = ("fp32", "fp16", "int8")

@@ -24,6 +24,8 @@ from starsd_jetson.standard_target import StandardTarget
 __all__ = ["Trial", "reference_run", "runtime_here", "try_out"]
 
 PART_TOKENS = 384  # of each sample text: enough to see every outlier channel, seconds even for a large model
+# Keys and values of the judged text. A token's take 1 MiB in a 7B model whose heads share none.
+JUDGED_KV_BYTES = 128 << 20
 # A bundle above this runs in a process of its own: the exporter's memory stays bounded by the largest
 # tensors.
 APART_BYTES = 1 << 30
@@ -38,23 +40,28 @@ class Trial:
 def reference_run(shape: ModelShape, tokenizer_json: str) -> ReferenceRun | None:
     """A run of the source over both sample texts; None when its tokenizer makes no two tokens of them."""
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    limit = min(PART_TOKENS, shape.max_len // 2)
 
-    def tokens(text: str) -> list[int]:
+    def tokens(text: str) -> TokenArray:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        return [token for token in ids if token < shape.vocab_size][:limit]
+        known = [token for token in ids if token < shape.vocab_size]
+        return np.array(known[: min(PART_TOKENS, shape.max_len // 2)], np.int32)
 
     calibration, held_out = tokens(CALIBRATION), tokens(HELD_OUT)
-    if not calibration or not held_out:
+    if not len(calibration) or not len(held_out):
         return None
-    return ReferenceRun(shape, np.array(calibration + held_out, np.int32), len(calibration))
+    return ReferenceRun(shape, calibration, held_out[: JUDGED_KV_BYTES // kv_bytes(shape)])
+
+
+def kv_bytes(shape: ModelShape) -> int:
+    """Of a token's keys and values in float32, all layers."""
+    return shape.num_layers * shape.num_kv_heads * (2 * shape.head_dim + 1) * 4
 
 
 def try_out(bundle: Bundle, reference: ReferenceRun | None, logits: Float32Array | None) -> Trial:
     """Load the bundle, record its self-test and compare it with the source's `logits` of the held-out
     text.
     """
-    tokens = None if reference is None else reference.tokens
+    tokens = None if reference is None else reference.judged
     size = sum(entry.num_bytes for entry in bundle.manifest.files.values())
     if size < APART_BYTES:
         return run(bundle, tokens, logits)

@@ -46,7 +46,11 @@ WARM_UP_TOKENS = 8  # first passes bind buffers and open the link; they are not 
 @click.option("--prompts", "num_prompts", type=click.IntRange(1), help="How many prompts; by default all.")
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Of each answer.")
 @click.option(
-    "--quant", type=click.Choice(["fp32", "int8", "int4"]), default="int8", show_default=True, help="Weights."
+    "--quant",
+    type=click.Choice(["fp32", "int8", "int4", "int4-exact"]),
+    default="int8",
+    show_default=True,
+    help="Weights.",
 )
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each target.")
 @click.option(

@@ -253,4 +253,9 @@ def measure_bundle(bundle: str | None, provider: str | None, quant: str | None) 
         yield Finding("measured", Grade.OK, found)
     else:
         found = f"rows differ by {invariance.noise:.2g}: exact only when decoding plainly"
-        yield Finding("measured", Grade.WARNING, found, "another quantisation (starsd export --quant)")
+        yield Finding(
+            "measured",
+            Grade.WARNING,
+            found,
+            "another quantisation (starsd export --quant int8 or int4-exact)",
+        )

@@ -25,10 +25,10 @@ EMBEDDED = "embedded"
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the new bundle.")
 @click.option(
     "--quant",
-    type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+    type=click.Choice(["fp32", "fp16", "int8", "int4", "int4-exact"]),
     default="int8",
     show_default=True,
-    help="How weights are stored.",
+    help="How weights are stored. int4 is fast plainly; a CPU verifies trees of int4-exact.",
 )
 @click.option(
     "--for",

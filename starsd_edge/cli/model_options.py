@@ -36,7 +36,7 @@ provider_option = click.option(
 )
 
 quant_option = click.option(
-    "--quant", metavar="KIND", help="Precision of the embedded model: fp32, int8 or int4."
+    "--quant", metavar="KIND", help="Precision of the embedded model: fp32, int8, int4 or int4-exact."
 )
 
 OPTIONS = (

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.tree import DraftTree
 from starsd_jetson import embedded
+from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.graph.gguf_source import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES
 from starsd_jetson.onnx_target import OnnxTarget
 
@@ -81,16 +83,31 @@ def test_logits_and_features_equal_transformers(
     )
 
 
-@pytest.mark.parametrize("quant", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama grouped", "llama ungrouped, tied"])
+@pytest.mark.parametrize("quant", ["int8", "int4", "int4-exact"])
 def test_quantised_logits_stay_close(
-    quant: str, tiny: Callable[[str], Any], rng: np.random.Generator, tmp_path: Path
+    quant: str, family: str, tiny: Callable[[str], Any], rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    model = tiny("llama grouped")
+    model = tiny(family)
     target = model.export(tmp_path / "bundle", quant=quant)
     prompt = rng.integers(3, 150, 40).astype(np.int32)
     expected = reference(model.reference, prompt.tolist())[0][-1]
     found = target.prefill(prompt).logits[0]
-    assert np.corrcoef(expected, found)[0, 1] > {"int8": 0.999, "int4": 0.95}[quant]
+    assert np.corrcoef(expected, found)[0, 1] > (0.999 if quant == "int8" else 0.95)
+
+
+@pytest.mark.parametrize(
+    ("family", "product"),
+    [("llama grouped", "MatMulIntegerToFloat"), ("llama ungrouped, tied", "MatMulNBits")],
+)
+def test_the_lm_head_is_int4_only_where_it_is_the_embedding(
+    family: str, product: str, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Elsewhere a draft head reads its rows, and it is a small part of the model."""
+    bundle = export(tiny(family).folder, tmp_path / "bundle", ExportSettings(quant="int4"))
+    graph = onnx.load(bundle.graph_path, load_external_data=False).graph
+    assert [product] == [node.op_type for node in graph.node if "head" in node.input]
+    assert bundle.lm_head(np.array([3, 5])).shape == (2, bundle.manifest.shapes.hidden_size)
 
 
 def read_embedded() -> Any:

@@ -74,13 +74,14 @@ def test_busy_channels_are_protected(weight: np.ndarray) -> None:
     """Their weights grow before rounding, so the error of the product shrinks."""
     squares = np.ones(256, np.float32)
     squares[::16] = 400.0
-    factors = protection(squares, weight)
+    factors = protection("int4", squares, weight)
     assert factors[::16].min() > factors[1]
-    plain = float((int4_error(weight) * squares).sum())
-    assert float((int4_error(weight * factors) / factors**2 * squares).sum()) < plain
+    plain = float((int4_error(weight, 128) * squares).sum())
+    assert float((int4_error(weight * factors, 128) / factors**2 * squares).sum()) < plain
 
 
 def test_the_largest_block_that_divides_is_taken() -> None:
     assert [int4_block(inputs) for inputs in (4096, 576, 96)] == [128, 64, 32]
+    assert [int4_block(inputs, "int4-exact") for inputs in (4096, 576, 96)] == [32, 32, 32]
     with pytest.raises(ValueError, match="multiple of 32"):
         int4_block(100)

@@ -12,7 +12,7 @@ import pytest
 from starsd_edge.bundle import Bundle
 from starsd_edge.decoding.tree import DraftTree
 from starsd_jetson import embedded
-from starsd_jetson.onnx_target import OnnxTarget
+from starsd_jetson.onnx_target import EXACT_BY_CONSTRUCTION, OnnxTarget
 
 # Around the edges of the blocks that attention sums in, and far from them.
 PASTS = [1, 2, 3, 17, 63, 64, 65, 100, 112, 120, 126, 127, 128, 129, 191, 192, 250, 255, 256, 257, 300]
@@ -51,6 +51,8 @@ def assert_exact(target: OnnxTarget, rng: np.random.Generator, vocabulary: int, 
         ("llama ungrouped, tied", "fp32", 2),
         ("llama ungrouped, tied", "int8", 1),
         ("qwen3", "int8", 1),
+        ("llama grouped", "int4-exact", 2),
+        ("llama ungrouped, tied", "int4-exact", 1),
     ],
 )
 def test_a_tree_gives_the_bits_of_plain_steps(
@@ -63,15 +65,24 @@ def test_a_tree_gives_the_bits_of_plain_steps(
 ) -> None:
     tiny(family).export(tmp_path / "bundle", quant=quant)
     target = OnnxTarget.load(Bundle.open(tmp_path / "bundle"), threads)
-    assert target.spec.invariance.bitwise
+    must_be_exact(target, quant)
     assert_exact(target, rng, 150, PASTS)
 
 
+def must_be_exact(target: OnnxTarget, quant: str) -> None:
+    """Loading finds out where MatMulNBits sums one row differently even in blocks of 32; seen nowhere yet."""
+    if quant not in EXACT_BY_CONSTRUCTION and not target.spec.invariance.bitwise:
+        pytest.skip(f"{quant} is not exact on this CPU, and says so")
+    assert target.spec.invariance.bitwise
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4-exact"])
 def test_a_prompt_gives_the_same_bits_in_any_chunks(
-    tiny: Callable[[str], Any], rng: np.random.Generator, tmp_path: Path
+    quant: str, tiny: Callable[[str], Any], rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """After a rollback the prompt's tail is run again, in other chunks: the text must not notice."""
-    target = tiny("llama grouped").export(tmp_path / "bundle", quant="int8")
+    target = tiny("llama grouped").export(tmp_path / "bundle", quant=quant)
+    must_be_exact(target, quant)
     text = rng.integers(3, 150, 290).astype(np.int32)
     whole = target.prefill(text)
     target.truncate(0)
@@ -104,7 +115,8 @@ def test_kept_paths_leave_the_cache_of_plain_decoding(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("quant", ["fp32", "int8"])
+@pytest.mark.parametrize("quant", ["fp32", "int8", "int4-exact"])
 def test_the_embedded_model_is_exact(quant: str, rng: np.random.Generator) -> None:
     target = OnnxTarget.load(Bundle.open(embedded.bundle_path(quant)), 2)
+    must_be_exact(target, quant)
     assert_exact(target, rng, 40000, [5, 60, 117, 128, 250])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.quantize import int4_error
+from starsd_jetson.graph.quantize import int4_block, int4_error
 from starsd_jetson.graph.shape import ModelShape
 from starsd_jetson.graph.sources import WeightSource
 
@@ -110,16 +110,16 @@ def smooth(weights: LayerWeights, seen: LayerActivations) -> Rescaled:
     )
 
 
-def protect(weights: LayerWeights, seen: LayerActivations) -> Rescaled:
+def protect(weights: LayerWeights, seen: LayerActivations, kind: str = "int4") -> Rescaled:
     """The same function with the weights of busy channels enlarged, so that rounding to int4 hurts them less:
     how much is searched, channel by channel of each product (AWQ, arXiv 2306.00978)."""
     squares = seen.mean_square
     return rescale(
         weights,
         squares,
-        qkv=protection(squares.qkv, weights.q, weights.k, weights.v),
-        gate_up=protection(squares.gate_up, weights.gate, weights.up),
-        down=protection(squares.down, weights.down),
+        qkv=protection(kind, squares.qkv, weights.q, weights.k, weights.v),
+        gate_up=protection(kind, squares.gate_up, weights.gate, weights.up),
+        down=protection(kind, squares.down, weights.down),
     )
 
 
@@ -161,16 +161,17 @@ def flattening(peaks: Float32Array, *weights: Float32Array) -> Float32Array:
     return np.asarray(factors / np.median(factors), np.float32)
 
 
-def protection(squares: Float32Array, *weights: Float32Array) -> Float32Array:
+def protection(kind: str, squares: Float32Array, *weights: Float32Array) -> Float32Array:
     """float32 [in]: by how much each channel's weights grow. Of several powers of the activations' size, the
     one with the least error of the products, judged on some rows."""
     rows = np.concatenate([weight[:: -(-len(weight) // PROBED_ROWS)] for weight in weights])
     size = np.sqrt(np.maximum(squares, SMALLEST_PEAK**2))
+    block = int4_block(len(squares), kind)
     best, least = np.ones_like(size), np.inf
     for power in PROTECTING_POWERS:
         factors = size**power
         factors = np.asarray(factors / np.sqrt(factors.max() * factors.min()), np.float32)
-        error = float((int4_error(rows * factors) / factors**2 * squares).sum())
+        error = float((int4_error(rows * factors, block) / factors**2 * squares).sum())
         if error < least:
             best, least = factors, error
     return np.asarray(best, np.float32)

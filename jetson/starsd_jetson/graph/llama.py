@@ -9,13 +9,22 @@ The flavour is an Ops (graph/ops.py for ONNX Runtime, graph/standard_ops.py for 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.layer import LayerInputs, LayerWeights, protect, read_layer, smooth
+from starsd_jetson.graph.layer import (
+    LayerActivations,
+    LayerInputs,
+    LayerWeights,
+    Rescaled,
+    protect,
+    read_layer,
+    smooth,
+)
 from starsd_jetson.graph.ops import Ops
 from starsd_jetson.graph.reference import ReferenceRun
 from starsd_jetson.graph.sources import WeightSource
@@ -26,7 +35,12 @@ __all__ = ["build_llama"]
 Progress = Callable[[int, int], None]
 # Smallest number of float16: an all-zero token row would make 0 / 0 of its quantisation, this one makes ~0.
 TINY = np.float32(6e-8)
-RESCALED = {"int8": smooth, "int4": protect}  # what prepares the weights of a layer
+# What prepares the weights of a layer.
+RESCALED: dict[str, Callable[[LayerWeights, LayerActivations], Rescaled]] = {
+    "int8": smooth,
+    "int4": protect,
+    "int4-exact": partial(protect, kind="int4-exact"),
+}
 
 
 def build_llama(
@@ -79,7 +93,7 @@ def build_llama(
     g.op("Identity", rows, name="features")
     g.output("features", ops.element, ["n", width])
     head = table if shape.tied_embedding else source.tensor("lm_head.weight")
-    ops.head(ops.select(last, logit_rows), head)
+    ops.head(ops.select(last, logit_rows), head, None if reference is None else reference.head_inputs(gain))
     g.nodes[-1].output[0] = "logits"
     g.output("logits", TensorProto.FLOAT, ["m", shape.vocab_size])
     return None if reference is None else reference.finish(gain, head)

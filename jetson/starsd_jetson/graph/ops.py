@@ -17,7 +17,7 @@ from onnx import TensorProto
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.attention import AttentionInputs, attention, attention_inputs
 from starsd_jetson.graph.builder import CONTRIB, GraphBuilder
-from starsd_jetson.graph.quantize import Int8Columns, int4_block, int4_blocks, int8_columns
+from starsd_jetson.graph.quantize import INT4_BLOCKS, Int8Columns, int4_block, int4_blocks, int8_columns
 from starsd_jetson.graph.shape import ModelShape
 
 __all__ = ["LINEAR_KINDS", "Ops", "OnnxRuntimeOps"]
@@ -45,7 +45,7 @@ class Ops(Protocol):
         importance: Float32Array | None = None,
     ) -> str: ...
     def float_linear(self, x: str, name: str, weight: Float32Array) -> str: ...
-    def head(self, x: str, weight: Float32Array) -> str: ...
+    def head(self, x: str, weight: Float32Array, importance: Float32Array | None = None) -> str: ...
     def embed(self, tokens: str, table: Float32Array) -> str: ...
     def gain(self, name: str, values: Float32Array) -> str: ...
     def norm(self, x: str, gain: str) -> str: ...
@@ -68,10 +68,13 @@ class OnnxRuntimeOps:
     index: int = TensorProto.INT64
     element: int = TensorProto.FLOAT
 
-    def head(self, x: str, weight: Float32Array) -> str:
-        """The LM head, never below int8: its rounding goes straight into the logits."""
+    def head(self, x: str, weight: Float32Array, importance: Importance = None) -> str:
+        """The LM head. Its rounding goes straight into the logits: int8 at least, but where it is the
+        embedding too. That is so in small models, and there it is a quarter of what a step reads."""
         if self.quant == "fp32":
             return self.float_linear(x, "head", weight)
+        if self.quant in INT4_BLOCKS and self.shape.tied_embedding:
+            return self.int4_linear(x, "head", weight, importance)
         columns = int8_columns(weight)
         self.graph.weights.add("head.scale", columns.scales)  # for whoever reads the head's rows
         return self.int8_product(x, "head", columns)
@@ -114,7 +117,7 @@ class OnnxRuntimeOps:
 
     def int4_linear(self, x: str, name: str, weight: Float32Array, importance: Importance) -> str:
         g = self.graph
-        packed = int4_blocks(weight, int4_block(weight.shape[1]), importance)
+        packed = int4_blocks(weight, int4_block(weight.shape[1], self.quant), importance)
         return g.op(
             "MatMulNBits",
             x,
@@ -181,4 +184,5 @@ LINEAR_KINDS: dict[str, LinearKind] = {
     "fp32": OnnxRuntimeOps.float_linear,
     "int8": OnnxRuntimeOps.int8_linear,
     "int4": OnnxRuntimeOps.int4_linear,
+    "int4-exact": OnnxRuntimeOps.int4_linear,
 }

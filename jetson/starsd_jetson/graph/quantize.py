@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from starsd_edge.types import Float32Array
 
 __all__ = [
+    "INT4_BLOCKS",
     "Int4Blocks",
     "Int4Symmetric",
     "Int8Columns",
@@ -25,9 +26,10 @@ __all__ = [
 CHUNK_WEIGHTS = 1 << 22
 INT8_MAX = 127
 INT4_MAX = 15  # unsigned, with a zero point a block
-# Input features that share a scale. The larger, the faster (one row times 576 x 3072 weights on a Zen 4 core:
-# 83, 62 and 52 us for 32, 64 and 128). TensorRT documents 64 and 128; 32 is for sizes that do not divide.
-INT4_BLOCKS = (128, 64, 32)
+# Input features that share a scale, by kind of int4. The larger, the faster (one row times 576 x 3072 weights
+# on a Zen 4 core: 83, 62 and 52 us for 32, 64 and 128). TensorRT documents 64 and 128; 32 is for sizes that
+# do not divide, and where ONNX Runtime must sum one row as it sums several.
+INT4_BLOCKS = {"int4": (128, 64, 32), "int4-exact": (32,)}
 SEARCH_WEIGHTS = 1 << 18  # a chunk and its temporaries stay in the processor's cache
 SEARCH_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68)
 
@@ -78,12 +80,12 @@ class Int4Blocks:
     block: int
 
 
-def int4_block(inputs: int) -> int:
-    """The largest block that divides a weight's inputs. Raises ValueError when none does."""
-    for block in INT4_BLOCKS:
+def int4_block(inputs: int, kind: str = "int4") -> int:
+    """The largest block of a kind that divides a weight's inputs. Raises ValueError when none does."""
+    for block in INT4_BLOCKS[kind]:
         if inputs % block == 0:
             return block
-    raise ValueError(f"int4 needs a multiple of {INT4_BLOCKS[-1]} inputs, not {inputs}")
+    raise ValueError(f"int4 needs a multiple of {INT4_BLOCKS[kind][-1]} inputs, not {inputs}")
 
 
 def int4_blocks(weight: Float32Array, block: int, importance: Float32Array | None = None) -> Int4Blocks:
@@ -109,11 +111,11 @@ def int4_part(weight: Float32Array, block: int, importance: Float32Array | None)
     return Int4Blocks(pack_nibbles(values), scales, pack_nibbles(zeros.astype(np.uint8)), block)
 
 
-def int4_error(weight: Float32Array) -> Float32Array:
+def int4_error(weight: Float32Array, block: int) -> Float32Array:
     """float32 [in]: squared error of each input's weights after plain rounding to int4."""
     total = np.zeros(weight.shape[1], np.float32)
     for rows in row_chunks(weight, SEARCH_WEIGHTS):
-        blocks = weight[rows].reshape(len(weight[rows]), -1, int4_block(weight.shape[1]))
+        blocks = weight[rows].reshape(len(weight[rows]), -1, block)
         scales, zeros = spread(blocks)
         codes = np.clip(np.rint(blocks / scales[..., None]), -zeros[..., None], INT4_MAX - zeros[..., None])
         total += np.square(codes * scales[..., None] - blocks).sum(axis=0).reshape(-1)

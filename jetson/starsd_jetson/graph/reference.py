@@ -16,18 +16,23 @@ __all__ = ["ReferenceRun"]
 
 
 class ReferenceRun:
-    """One causal pass over `tokens`: `start`, then `layer` for every layer, then `finish`.
+    """One causal pass over two texts at once: `start`, then `layer` for every layer, then `finish`.
 
-    The first `num_calibration` tokens set the ranges, the rest are what quality is judged by.
+    `calibration` sets the ranges, `judged` is what quality is judged by; neither sees the other, so that a
+    bundle is tried out on as many tokens as are judged and no more.
     """
 
-    def __init__(self, shape: ModelShape, tokens: TokenArray, num_calibration: int) -> None:
+    def __init__(self, shape: ModelShape, calibration: TokenArray, judged: TokenArray) -> None:
         self.shape = shape
-        self.tokens = tokens
-        self.num_calibration = num_calibration
+        self.judged = judged
+        self.num_calibration = len(calibration)
+        self.tokens = np.concatenate([calibration, judged])  # int32 [T]
+        positions = np.concatenate([np.arange(len(calibration)), np.arange(len(judged))])
         cos, sin = shape.rope_table()
-        self.cos, self.sin = cos[: len(tokens), None], sin[: len(tokens), None]  # [T, 1, dim / 2]
-        self.x: Float32Array = np.zeros((len(tokens), shape.hidden_size), np.float32)
+        self.cos, self.sin = cos[positions, None], sin[positions, None]  # [T, 1, dim / 2]
+        self.mask = np.triu(np.full((len(positions), len(positions)), -np.inf, np.float32), 1)
+        self.mask[len(calibration) :, : len(calibration)] = -np.inf
+        self.x: Float32Array = np.zeros((len(positions), shape.hidden_size), np.float32)
 
     def start(self, table: Float32Array) -> None:
         self.x = table[self.tokens]
@@ -47,8 +52,13 @@ class ReferenceRun:
             mean_square=LayerInputs(*(np.asarray(np.square(x).mean(axis=0), np.float32) for x in seen)),
         )
 
+    def head_inputs(self, gain: Float32Array) -> Float32Array:
+        """float32 [H]: mean square of each channel that the LM head reads, after the last layer."""
+        seen = self.norm(self.x[: self.num_calibration], gain)
+        return np.asarray(np.square(seen).mean(axis=0), np.float32)
+
     def finish(self, gain: Float32Array, head: Float32Array) -> Float32Array:
-        """Logits float32 [T - num_calibration, V] of the tokens to judge by."""
+        """Logits float32 [judged, V]."""
         return np.asarray(self.norm(self.x[self.num_calibration :], gain) @ head.T, np.float32)
 
     def norm(self, x: Float32Array, gain: Float32Array) -> Float32Array:
@@ -63,11 +73,10 @@ class ReferenceRun:
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = self.norm(q, weights.q_norm), self.norm(k, weights.k_norm)
         q, k = self.rotate(q), self.rotate(k)
-        future = np.triu(np.full((len(h), len(h)), -np.inf, np.float32), 1)
         out = np.empty((len(h), shape.num_heads, shape.head_dim), np.float32)
         for head in range(shape.num_heads):
             kv = head // shape.group
-            scores = q[:, head] @ k[:, kv].T * np.float32(shape.head_dim**-0.5) + future
+            scores = q[:, head] @ k[:, kv].T * np.float32(shape.head_dim**-0.5) + self.mask
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
             out[:, head] = scores / scores.sum(axis=-1, keepdims=True) @ v[:, kv]
         return out.reshape(len(h), -1)

@@ -71,7 +71,7 @@ class StandardOps:
             y = self.graph.op("Add", y, self.stored(f"{name}.bias", bias))
         return y
 
-    def head(self, x: str, weight: Float32Array) -> str:
+    def head(self, x: str, weight: Float32Array, importance: Float32Array | None = None) -> str:
         """Logits in float32; the weights stay in float16 for int4."""
         return self.graph.op("Cast", self.float_linear(x, "head", weight), to=TensorProto.FLOAT)
 
