@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from starsd_edge.errors import MissingDependencyError, ResourceError
 
-__all__ = ["Cuda", "DeviceBuffer", "initialise_driver"]
+__all__ = ["Cuda", "CudaGraph", "DeviceBuffer", "initialise_driver"]
 
 DRIVER = "libcuda.so.1"
 RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
+THREAD_LOCAL = 1  # cudaStreamCaptureMode: what other threads do meanwhile is allowed
 CUDA_ERRORS = {
     2: "out of memory; stop other programs, use a shorter context, or int4",
     35: "the NVIDIA driver is older than this CUDA",
@@ -60,6 +61,17 @@ class DeviceBuffer:
     def __del__(self) -> None:
         if self.address:
             self.cuda.free(self.address)
+
+
+class CudaGraph:
+    """What was captured, ready to be launched; freed with the object."""
+
+    def __init__(self, cuda: Cuda, handle: int) -> None:
+        self.cuda = cuda
+        self.handle = handle
+
+    def __del__(self) -> None:
+        self.cuda.drop_graph(self.handle)
 
 
 class Cuda:
@@ -112,6 +124,40 @@ class Cuda:
             ctypes.c_void_p(self.stream),
         )
         self.check(status, "copy memory")
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Zeros."""
+        status = self.library.cudaMemsetAsync(
+            ctypes.c_void_p(address),
+            ctypes.c_int(0),
+            ctypes.c_size_t(num_bytes),
+            ctypes.c_void_p(self.stream),
+        )
+        self.check(status, "clear memory")
+
+    def begin_capture(self) -> None:
+        """What is queued from here on is recorded, not run."""
+        status = self.library.cudaStreamBeginCapture(ctypes.c_void_p(self.stream), ctypes.c_int(THREAD_LOCAL))
+        self.check(status, "capture a pass")
+
+    def end_capture(self) -> CudaGraph:
+        """What was recorded. The capture is over in any case."""
+        graph, launchable = ctypes.c_void_p(), ctypes.c_void_p()
+        status = self.library.cudaStreamEndCapture(ctypes.c_void_p(self.stream), ctypes.byref(graph))
+        self.check(status, "capture a pass")
+        status = self.library.cudaGraphInstantiateWithFlags(
+            ctypes.byref(launchable), graph, ctypes.c_ulonglong(0)
+        )
+        self.library.cudaGraphDestroy(graph)
+        self.check(status, "make a graph of a pass")
+        return CudaGraph(self, launchable.value or 0)
+
+    def launch(self, graph: CudaGraph) -> None:
+        status = self.library.cudaGraphLaunch(ctypes.c_void_p(graph.handle), ctypes.c_void_p(self.stream))
+        self.check(status, "launch a pass")
+
+    def drop_graph(self, handle: int) -> None:
+        self.library.cudaGraphExecDestroy(ctypes.c_void_p(handle))
 
     def wait(self) -> None:
         self.check(self.library.cudaStreamSynchronize(ctypes.c_void_p(self.stream)), "finish a pass")

@@ -38,6 +38,8 @@ class DeviceCache:
         self.row_bytes = shapes.num_kv_heads * shapes.head_dim * value_bytes
         names = cache_names(shapes.num_layers)
         self.buffers = {name: DeviceBuffer(cuda, rows * self.row_bytes) for name in names}
+        for buffer in self.buffers.values():  # a masked row's weight is zero, and 0 * NaN is NaN
+            cuda.clear(buffer.address, buffer.num_bytes)
         self.length = 0
         self.moved_bytes = 0
 

@@ -87,7 +87,7 @@ class CudaProviderTarget(ContextTarget):
     ) -> TargetOutput:
         start, rows = self.cache.length, len(tokens)
         shapes = self.bundle.manifest.shapes
-        inputs = graph_inputs(tokens, positions, mask, logit_rows, self.dtype)
+        inputs = graph_inputs(tokens, positions, mask, logit_rows, start, self.dtype)
         outputs = graph_outputs(rows, len(logit_rows), shapes, self.dtype)
         binding = self.session.session.io_binding()
         for name, array in inputs.items():
@@ -138,7 +138,7 @@ def profile(bundle: Bundle, rows: int, logit_rows: int, past: int) -> str:
     """`name:2x3,other:4`, every input."""
     shapes = bundle.manifest.shapes
     sizes = {"tokens": f"{rows}", "positions": f"{rows}", "mask": f"{rows}x{rows}"}
-    sizes["logit_rows"] = f"{logit_rows}"
+    sizes |= {"past_mask": f"{past}", "logit_rows": f"{logit_rows}"}
     cached = f"{past}x{shapes.num_kv_heads}x{shapes.head_dim}"
     sizes |= dict.fromkeys(cache_names(shapes.num_layers), cached)
     return ",".join(f"{name}:{size}" for name, size in sizes.items())

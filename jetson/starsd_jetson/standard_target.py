@@ -77,7 +77,7 @@ class StandardTarget(ContextTarget):
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]
     ) -> TargetOutput:
         start, rows = self.cache.length, len(tokens)
-        inputs = graph_inputs(tokens, positions, mask, logit_rows, self.dtype)
+        inputs = graph_inputs(tokens, positions, mask, logit_rows, start, self.dtype)
         outputs = graph_outputs(rows, len(logit_rows), self.bundle.manifest.shapes, self.dtype)
         for name, buffer in self.cache.buffers.items():
             inputs[name] = buffer[:start]
@@ -96,14 +96,16 @@ def graph_inputs(
     positions: NDArray[Any],
     mask: BoolArray,
     logit_rows: NDArray[np.int64],
+    past: int,
     dtype: np.dtype[Any],
 ) -> dict[str, NDArray[Any]]:
-    """What the standard graph reads besides the cache, by name."""
+    """What the standard graph reads besides the cache, of which `past` rows are given, by name."""
     lowest = np.finfo(dtype).min  # not -inf: a float16 softmax, TensorRT's among them, makes NaN of it
     return {
         "tokens": tokens.astype(np.int32),
         "positions": positions.astype(np.int32),
         "mask": np.where(mask, 0, lowest).astype(dtype),
+        "past_mask": np.zeros(past, dtype),
         "logit_rows": logit_rows.astype(np.int32),
     }
 

@@ -26,6 +26,7 @@ __all__ = [
     "ROW_BOUNDS",
     "build_engine",
     "build_plan",
+    "past_room",
     "check_room",
     "collecting_logger",
     "import_tensorrt",
@@ -35,6 +36,8 @@ PREFILL_ROWS = 256
 # (fewest, typical, most) rows of the three profiles: a plain step, a tree, a piece of the prompt.
 ROW_BOUNDS = ((1, 1, 1), (2, 8, MAX_TREE_SIZE), (2, PREFILL_ROWS, PREFILL_ROWS))
 TYPICAL_PAST = 512
+# Past rows that a pass is given beyond what is filled, at most: its shapes change once in so many tokens.
+PAST_STEP = 256
 INT4_SINCE = 10  # major version of TensorRT whose parser takes INT4 weights
 DISK_FACTOR = 2.5  # of the weights: graph, engine, timing cache, temporaries
 MEMORY_FACTOR = 3.0  # of the weights, while building
@@ -123,7 +126,7 @@ def profile(
 ) -> tensorrt.IOptimizationProfile:
     """Bounds of every input for passes of `rows` rows over any past, none included."""
     made = builder.create_optimization_profile()
-    most_past = max_len - rows[0]
+    most_past = past_room(max_len)
     past = (0, min(TYPICAL_PAST, most_past), most_past)
     # A prompt's piece asks for one row of logits, a tree for all of its rows.
     asked = (1, rows[1], rows[2]) if rows[2] <= MAX_TREE_SIZE else (1, 1, 1)
@@ -135,12 +138,19 @@ def profile(
             sizes = [(count,) for count in rows]
         elif tensor.name == "logit_rows":
             sizes = [(count,) for count in asked]
+        elif tensor.name == "past_mask":
+            sizes = [(count,) for count in past]
         elif tensor.name == "mask":
             sizes = [(count, count) for count in rows]
         else:
             sizes = [(count, *tuple(shape)[1:]) for count in past]
         made.set_shape(tensor.name, *sizes)
     return made
+
+
+def past_room(past: int) -> int:
+    """Rows of the cache that a pass over `past` of them is given: a multiple of PAST_STEP."""
+    return -(-past // PAST_STEP) * PAST_STEP
 
 
 def check_precision(trt: Any, bundle: Bundle) -> None:

@@ -1,5 +1,7 @@
-"""The target on TensorRT: past rows are addresses into preallocated buffers, new rows are written behind
-them.
+"""The target on TensorRT: past rows are addresses into preallocated buffers, new rows are moved behind them.
+
+A pass is given more of the past than is filled, masked, so that shapes repeat and CUDA graphs of them can be
+launched (trt_graphs.py).
 
 Not yet run on a board: what could be checked without one is the graph (on ONNX Runtime,
 standard_target.py), the build (with TensorRT for RTX), the types, and every call made here against a fake of
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +26,9 @@ from starsd_jetson.calibrate import measure_invariance
 from starsd_jetson.context import MAX_TREE_SIZE, ContextTarget, granted_len
 from starsd_jetson.cuda import DeviceBuffer
 from starsd_jetson.device_cache import DeviceCache, value_type
-from starsd_jetson.trt_build import PREFILL_ROWS
+from starsd_jetson.trt_build import PREFILL_ROWS, past_room
 from starsd_jetson.trt_engine import TrtSession, open_session
+from starsd_jetson.trt_graphs import PassGraphs
 
 if TYPE_CHECKING:  # every call is checked where its stubs are: `make types`
     import tensorrt
@@ -46,11 +50,12 @@ class TrtTarget(ContextTarget):
         self.bundle = bundle
         self.session = session
         self.cuda = session.cuda
-        self.dtype = value_type(manifest)
+        self.dtype = np.dtype(value_type(manifest))
         length = granted_len(bundle, max_len)
-        # A padded pass near the end of the context writes behind it.
-        self.cache = DeviceCache(self.cuda, manifest, length + MAX_TREE_SIZE)
+        self.cache = DeviceCache(self.cuda, manifest, past_room(length))
         self.staging: dict[str, DeviceBuffer] = {}
+        self.graphs = PassGraphs(self.cuda)
+        self.staged("past_mask", past_room(length) * self.dtype.itemsize)
         spec = TargetSpec(shapes.vocab_size, shapes.feature_size, length, Invariance(bitwise=False))
         super().__init__(spec, self.cache)
         self.spec = replace(self.spec, invariance=measure_invariance(self))
@@ -76,47 +81,71 @@ class TrtTarget(ContextTarget):
         self, tokens: TokenArray, positions: NDArray[Any], mask: BoolArray, logit_rows: NDArray[np.int64]
     ) -> TargetOutput:
         start, rows, asked = self.cache.length, len(tokens), len(logit_rows)
-        shapes = self.bundle.manifest.shapes
-        size = bucket_of(rows)
-        context = self.session.contexts[profile_of(size)]
+        size, past = bucket_of(rows), past_room(start)
         inputs = {
             "tokens": padded(tokens, size),
             "positions": padded(positions, size),
             "mask": self.additive(mask, size),
+            "past_mask": self.visible(start, past),
             # Of a tree all rows are asked for, of a prompt's piece the last.
             "logit_rows": padded(logit_rows, size if asked == rows else asked),
         }
         outputs = {
-            "logits": np.empty((asked, shapes.vocab_size), np.float32),
-            "features": np.empty((rows, shapes.feature_size), self.dtype),
+            "logits": np.empty((asked, self.bundle.manifest.shapes.vocab_size), np.float32),
+            "features": np.empty((rows, self.bundle.manifest.shapes.feature_size), self.dtype),
         }
-        for name, array in inputs.items():
-            address = self.staged(name, array.nbytes)
-            self.cuda.upload(array, address)
-            self.bind(context, name, array.shape, address)
         made_rows = {"logits": len(inputs["logit_rows"]), "features": size}
+        places = {name: self.staged(name, array.nbytes) for name, array in inputs.items()}
+        places |= {
+            name: self.staged(name, made_rows[name] * array[0].nbytes) for name, array in outputs.items()
+        }
+        new = {name: self.staged(f"{name}.new", size * self.cache.row_bytes) for name in self.cache.buffers}
+        places |= {f"{name}.new": place for name, place in new.items()}
+        for name, array in inputs.items():
+            self.cuda.upload(array, places[name])
+        key = (size, made_rows["logits"], past)
+        if not self.graphs.launch(key):
+            context = self.bound(inputs, past, places)
+            queue = partial(context.execute_async_v3, self.cuda.stream)
+            if not queue():
+                raise BundleError(
+                    f"{self.bundle.path}: TensorRT refused a pass over {rows} rows after {start}"
+                )
+            if size <= MAX_TREE_SIZE:
+                self.graphs.ran(key, queue)
+        for name, place in new.items():
+            self.cuda.move(place, self.cache.row(name, start), rows * self.cache.row_bytes)
         for name, array in outputs.items():
-            context.set_tensor_address(name, self.staged(name, made_rows[name] * array[0].nbytes))
-        for name in self.cache.buffers:
-            past = (start, shapes.num_kv_heads, shapes.head_dim)
-            self.bind(context, name, past, self.cache.row(name, 0))
-            context.set_tensor_address(f"{name}.new", self.cache.row(name, start))
-        if not context.execute_async_v3(self.cuda.stream):
-            raise BundleError(f"{self.bundle.path}: TensorRT refused a pass over {rows} rows after {start}")
-        for name, array in outputs.items():
-            self.cuda.download(self.staged(name, array.nbytes), array)
+            self.cuda.download(places[name], array)
         self.cuda.wait()
         return TargetOutput(outputs["logits"], outputs["features"])
 
-    def bind(
-        self, context: tensorrt.IExecutionContext, name: str, shape: tuple[int, ...], address: int
-    ) -> None:
+    def bound(
+        self, inputs: dict[str, NDArray[Any]], past: int, places: dict[str, int]
+    ) -> tensorrt.IExecutionContext:
+        """The context of this many rows, with a shape and an address for whatever it reads or writes."""
+        context = self.session.contexts[profile_of(len(inputs["tokens"]))]
+        for name, array in inputs.items():
+            self.shape(context, name, array.shape)
+        shapes = self.bundle.manifest.shapes
+        for name in self.cache.buffers:
+            self.shape(context, name, (past, shapes.num_kv_heads, shapes.head_dim))
+            context.set_tensor_address(name, self.cache.row(name, 0))
+        for name, place in places.items():
+            context.set_tensor_address(name, place)
+        return context
+
+    def shape(self, context: tensorrt.IExecutionContext, name: str, shape: tuple[int, ...]) -> None:
         if not context.set_input_shape(name, shape):
             raise BundleError(
-                f"{self.bundle.path}: its engine takes no {name} of {list(shape)}; "
-                "this is a bug, please report it"
+                f"{self.bundle.path}: its engine takes no {name} of {list(shape)}; export the bundle again"
             )
-        context.set_tensor_address(name, address)
+
+    def visible(self, filled: int, past: int) -> NDArray[Any]:
+        """What is added to scores over the past [past]: rows beyond the filled ones are seen by nobody."""
+        added = np.zeros(past, self.dtype)
+        added[filled:] = np.finfo(self.dtype).min
+        return added
 
     def additive(self, mask: BoolArray, size: int) -> NDArray[Any]:
         """What is added to scores [size, size]; a padded row sees itself only, and nobody sees it."""
@@ -129,6 +158,7 @@ class TrtTarget(ContextTarget):
         """Address of a device buffer for an input or output; kept, and larger when it must be."""
         buffer = self.staging.get(name)
         if buffer is None or buffer.num_bytes < num_bytes:
+            self.graphs.forget()
             buffer = self.staging[name] = DeviceBuffer(self.cuda, num_bytes)
         return buffer.address
 

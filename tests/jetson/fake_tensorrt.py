@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ import pytest
 from numpy.typing import NDArray
 
 from starsd_edge.errors import ResourceError
+from starsd_jetson.cuda import CudaGraph
 
 __all__ = ["Config", "Context", "HostCuda", "has_driver", "install", "make_tensorrt"]
 
@@ -35,9 +38,12 @@ class HostCuda:
     """starsd_jetson.cuda.Cuda over memory of this process."""
 
     stream = 7
+    capturing: list[Callable[[], None]] | None = None  # what a context was asked to run meanwhile
+    launched = 0
 
     def __init__(self) -> None:
         self.memory: dict[int, NDArray[np.uint8]] = {}
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
 
     def allocate(self, num_bytes: int) -> int:
         if num_bytes > self.free_bytes():
@@ -52,7 +58,30 @@ class HostCuda:
     def free_bytes(self) -> int:
         return DEVICE_BYTES - sum(block.nbytes for block in self.memory.values())
 
+    def clear(self, address: int, num_bytes: int) -> None:
+        assert HostCuda.capturing is None
+        ctypes.memset(address, 0, num_bytes)
+
+    def begin_capture(self) -> None:
+        HostCuda.capturing = []
+
+    def end_capture(self) -> CudaGraph:
+        recorded, HostCuda.capturing = HostCuda.capturing, None
+        assert recorded
+        handle = max(self.graphs, default=0) + 1
+        self.graphs[handle] = recorded
+        return CudaGraph(self, handle)  # type: ignore[arg-type]
+
+    def launch(self, graph: CudaGraph) -> None:
+        self.launched += 1
+        for run in self.graphs[graph.handle]:
+            run()
+
+    def drop_graph(self, handle: int) -> None:
+        del self.graphs[handle]
+
     def upload(self, array: NDArray[Any], address: int) -> None:
+        assert HostCuda.capturing is None
         assert array.flags.c_contiguous
         ctypes.memmove(address, array.ctypes.data, array.nbytes)
 
@@ -189,17 +218,24 @@ class Context:
     def execute_async_v3(self, stream: int) -> bool:
         assert stream == HostCuda.stream
         assert set(self.addresses) == set(self.engine.types)
+        run = partial(self.compute, dict(self.shapes), dict(self.addresses))
+        if HostCuda.capturing is None:
+            run()
+        else:
+            HostCuda.capturing.append(run)
+        return True
+
+    def compute(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
         binding = self.engine.session.io_binding()
-        for name, shape in self.shapes.items():
-            binding.bind_input(name, "cpu", 0, self.engine.types[name], shape, self.addresses[name])
-        rows, asked = len_of(self.shapes["tokens"]), len_of(self.shapes["logit_rows"])
+        for name, shape in shapes.items():
+            binding.bind_input(name, "cpu", 0, self.engine.types[name], shape, addresses[name])
+        rows, asked = len_of(shapes["tokens"]), len_of(shapes["logit_rows"])
         for name, tensor in self.engine.outputs.items():
             shape = (asked if name == "logits" else rows, *tensor.shape[1:])
-            binding.bind_output(name, "cpu", 0, tensor.type, shape, self.addresses[name])
+            binding.bind_output(name, "cpu", 0, tensor.type, shape, addresses[name])
         self.engine.session.run_with_iobinding(binding)
         if rows > 1 and self.noise:
-            self.disturb(self.addresses["logits"], asked * self.engine.outputs["logits"].shape[1])
-        return True
+            self.disturb(addresses["logits"], asked * self.engine.outputs["logits"].shape[1])
 
     def disturb(self, address: int, count: int) -> None:
         logits = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))

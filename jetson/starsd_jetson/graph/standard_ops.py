@@ -32,13 +32,15 @@ STANDARD_OPERATORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SharedInputs:
-    """Values that every layer shares: cos and sin [n, 1, dim / 2] of the rows, mask [n, n], constant
-    bounds.
+    """Values that every layer shares: cos and sin [n, 1, dim / 2] of the rows, and what is added to scores:
+    mask [n, n] over the new rows, past_mask [past] over those before, so that a pass may be given more of the
+    buffer than is filled (trt_graphs.py).
     """
 
     cos: str
     sin: str
     mask: str
+    past_mask: str
 
 
 class StandardOps:
@@ -119,12 +121,13 @@ class StandardOps:
         g = self.graph
         positions = g.input("positions", self.index, ["n"])
         mask = g.input("mask", self.element, ["n", "n"])
+        past_mask = g.input("past_mask", self.element, ["past"])
         cos, sin = self.shape.rope_table()
 
         def rows(name: str, table: Float32Array) -> str:
             return g.op("Unsqueeze", g.op("Gather", self.stored(name, table), positions), g.constant([1]))
 
-        return SharedInputs(rows("rope.cos", cos), rows("rope.sin", sin), mask)
+        return SharedInputs(rows("rope.cos", cos), rows("rope.sin", sin), mask, past_mask)
 
     def attention(self, qkv: str, layer: int, shared: SharedInputs, gains: tuple[str, str] | None) -> str:
         """[n, n_kv * (group + 2) * dim], as graph/llama.py fuses it -> [n, heads * dim]."""
@@ -144,6 +147,7 @@ class StandardOps:
         queries = g.op("Reshape", q, g.constant([0, heads, group, dim]))
         queries = g.op("Transpose", queries, perm=[1, 2, 0, 3])  # [n_kv, group, n, dim]
         over_past = g.op("MatMul", queries, self.columns(past_k))  # [n_kv, group, n, past]
+        over_past = g.op("Add", over_past, shared.past_mask)
         over_new = g.op("Add", g.op("MatMul", queries, self.columns(new_k)), shared.mask)
         scores = g.op("Cast", g.op("Concat", over_past, over_new, axis=3), to=TensorProto.FLOAT)
         weights = g.op("Cast", g.op("Softmax", scores, axis=3), to=self.element)
