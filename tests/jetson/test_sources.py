@@ -161,6 +161,20 @@ def test_shards_and_half_precision_are_read(tiny: Callable[[str], Any], tmp_path
             np.testing.assert_array_equal(source.tensor(name), expected[name].float().numpy())
 
 
+def test_a_bin_file_that_would_run_something_is_refused(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    import torch
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "ran",)
+
+    (tmp_path / "config.json").write_text((tiny("llama grouped").folder / "config.json").read_text())
+    torch.save({"model.norm.weight": Trap()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(BundleError, match=r"pytorch_model\.bin: torch cannot read it with weights_only"):
+        open_source(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("expected", "changes"),
     [
