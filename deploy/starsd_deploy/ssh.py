@@ -23,7 +23,7 @@ from typing import Any
 
 import paramiko
 from paramiko.agent import AgentSSH
-from paramiko.pkey import UnknownKeyType
+from paramiko.pkey import PublicBlob, UnknownKeyType
 
 from starsd_deploy.known_hosts import (
     HostKey,
@@ -410,7 +410,24 @@ def _log_in_by_key(
 def _keys(
     hop: Hop, agent: _Agent, ask_password: PasswordPrompt | None, notes: list[str]
 ) -> Iterator[tuple[str, paramiko.PKey]]:
-    """The inventory's and config's key files first, each with its agent twin, then the agent's others."""
+    """The inventory's and config's key files first, each with its agent twin, then the agent's others; each
+    with its certificates before by itself."""
+    certificate = _certificate(hop.certificate, notes)
+    for label, key in _bare_keys(hop, agent, ask_password, notes):
+        found = [] if key.public_blob is None else [(label, key.public_blob)]
+        if certificate is not None and _certifies(certificate, key):
+            found.insert(0, (f"{label} with {hop.certificate}", certificate))
+        for with_it, blob in found:
+            key.public_blob = blob
+            yield with_it, key
+        key.public_blob = None
+        yield f"{label} (without its certificate)" if found else label, key
+
+
+def _bare_keys(
+    hop: Hop, agent: _Agent, ask_password: PasswordPrompt | None, notes: list[str]
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    """The same, each once; `public_blob` is the certificate beside it, if there is one."""
     held = agent.get_keys()
     wanted = {blob for path in hop.identities if (blob := _public_blob(path))}
     for key in held:
@@ -418,11 +435,7 @@ def _keys(
             yield f"agent key {key.get_name()}", key
     for path in hop.identities:
         try:
-            own = paramiko.PKey.from_path(path)  # with the certificate beside it, `<path>-cert.pub`
-            yield path, own
-            if own.public_blob is not None:
-                own.public_blob = None
-                yield f"{path} (without its certificate)", own
+            yield path, paramiko.PKey.from_path(path)
         except (paramiko.PasswordRequiredException, TypeError):  # TypeError comes from cryptography
             if any(key.asbytes() == _public_blob(path) for key in held):
                 continue
@@ -438,6 +451,25 @@ def _keys(
         for key in held:
             if key.asbytes() not in wanted:
                 yield f"agent key {key.get_name()}", key
+
+
+def _certificate(path: str, notes: list[str]) -> PublicBlob | None:
+    if not path:
+        return None
+    try:
+        return PublicBlob.from_string(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, paramiko.SSHException) as error:
+        notes.append(f"{path} ({getattr(error, 'strerror', None) or 'no certificate'})")
+        return None
+
+
+def _certifies(certificate: PublicBlob, key: paramiko.PKey) -> bool:
+    """Behind its type and a nonce a certificate has the fields that a public key has behind its type."""
+    public, certified = paramiko.Message(key.asbytes()), paramiko.Message(certificate.key_blob)
+    public.get_string()
+    certified.get_string()
+    certified.get_string()
+    return certified.get_remainder().startswith(public.get_remainder())
 
 
 class _Agent(AgentSSH):

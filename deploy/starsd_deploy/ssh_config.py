@@ -1,9 +1,10 @@
 """From a name to a route: which hops to take, as whom, with which keys; ~/.ssh/config is honoured.
 
-Honoured: Host and Match patterns, HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent,
-ProxyJump over any number of hops, ProxyCommand, ConnectTimeout, ServerAliveInterval, UserKnownHostsFile,
-GlobalKnownHostsFile, HostKeyAlias, StrictHostKeyChecking; a certificate beside its key is used. The
-inventory's own values win over the file's.
+Honoured: Host and Match patterns, HostName, User, Port, IdentityFile, CertificateFile (the first of several),
+IdentitiesOnly, IdentityAgent, ProxyJump over any number of hops, ProxyCommand, ConnectTimeout,
+ServerAliveInterval, UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, StrictHostKeyChecking; a
+certificate beside its key is used. The inventory's own values win over the file's. ForwardAgent is not: no
+device gets at the user's agent.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Hop:
     alias          the name that messages use: the device's, or the jump host's as it was written
     host_key_name  the name in known_hosts: `host`, unless HostKeyAlias says otherwise
     identities     key files to try, in order; agent_socket "" means no agent
+    certificate    a file with a certificate of one of the keys, "" for none but those beside their keys
     known_hosts    files to look in, the first is appended to
     accept_new     whether an unknown key is recorded on first use; a changed one never is
     host_key_pin   fingerprint that the server must have, instead of known_hosts
@@ -51,6 +53,7 @@ class Hop:
     timeout_s: float = CONNECT_TIMEOUT_S
     keepalive_s: int = KEEPALIVE_S
     proxy_command: str = ""
+    certificate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ def _hop(name: str, files: SshFiles) -> Hop:
         ),
         keepalive_s=_number(options.get("serveraliveinterval", 0), name, "ServerAliveInterval")
         or KEEPALIVE_S,
+        certificate=_certificate(str(options.get("certificatefile", "")), host, files),
         proxy_command="" if options.get("proxycommand") in (None, "none") else str(options["proxycommand"]),
     )
 
@@ -168,6 +172,14 @@ def _identities(configured: object, home: Path) -> tuple[str, ...]:
         return tuple(str(Path(str(path)).expanduser()) for path in configured)
     defaults = ("id_ed25519", "id_ecdsa", "id_rsa")
     return tuple(str(home / ".ssh" / name) for name in defaults if (home / ".ssh" / name).exists())
+
+
+def _certificate(configured: str, host: str, files: SshFiles) -> str:
+    if configured.lower() in ("", "none"):
+        return ""
+    for token, value in (("%d", str(files.home)), ("%h", host), ("%u", getpass.getuser()), ("%%", "%")):
+        configured = configured.replace(token, value)
+    return str(Path(configured).expanduser())
 
 
 def _agent(configured: str, files: SshFiles) -> str:

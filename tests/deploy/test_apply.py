@@ -131,6 +131,25 @@ def test_update_sends_only_what_is_new_and_rollback_needs_nothing(
     assert sent == plan.upload_bytes
 
 
+def test_an_answer_under_way_ends_before_the_next_release_starts(
+    board: LoopbackDevice, device: Device, tmp_path: Path
+) -> None:
+    apply(board, device, wanted_factory(tmp_path, "1.0", behaviour="answers for a moment"))
+    apply(board, device, wanted_factory(tmp_path, "2.0"))
+    assert (board.home / "answered").exists()
+    assert answer(device) == "2.0"
+
+
+def test_an_answer_without_an_end_is_cut_at_its_deadline(
+    board: LoopbackDevice, device: Device, tmp_path: Path
+) -> None:
+    """The drain, and what a service has beyond it to leave; then nothing is waited for."""
+    device = msgspec.structs.replace(device, drain_s=0.0)
+    apply(board, device, wanted_factory(tmp_path, "1.0", behaviour="answers for ever"))
+    apply(board, device, wanted_factory(tmp_path, "2.0"))
+    assert answer(device) == "2.0"
+
+
 def test_failing_gate_leaves_the_old_release_serving(
     board: LoopbackDevice, device: Device, tmp_path: Path
 ) -> None:

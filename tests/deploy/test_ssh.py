@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +129,46 @@ def test_certificate_beside_the_key_logs_in(tmp_path: Path) -> None:
         board.close()
 
 
+@pytest.mark.parametrize("from_agent", [False, True], ids=["key file", "agent"])
+def test_certificate_that_the_config_names_logs_in(from_agent: bool, tmp_path: Path) -> None:
+    """It lies somewhere else than its key, which may be the agent's alone."""
+    authority = tmp_path / "authority"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(authority)], check=True)
+    trusting = f"{INTERNAL_SFTP}\nTrustedUserCAKeys {authority}.pub"
+    board = LoopbackDevice(tmp_path / "board", subsystem=trusting)
+    try:
+        (board.home / "authorized_keys").write_text("")
+        sign(board, authority, "-n", getpass.getuser())
+        elsewhere = tmp_path / "mine.pub"
+        (board.home / "id_ed25519-cert.pub").rename(elsewhere)
+        with pytest.raises(AuthenticationError):
+            connect(one_hop(board))
+        if not from_agent:
+            connect(one_hop(board, certificate=str(elsewhere))).close()
+            return
+        with running_agent(board) as agent_socket:
+            (board.home / "id_ed25519").unlink()
+            hop = {"identities": (), "identities_only": False, "agent_socket": str(agent_socket)}
+            with pytest.raises(AuthenticationError):
+                connect(one_hop(board, **hop))
+            connect(one_hop(board, **hop, certificate=str(elsewhere))).close()
+    finally:
+        board.close()
+
+
+@pytest.mark.parametrize("text", [None, "", "ssh-ed25519 AAAA", "no certificate at all"])
+def test_certificate_that_is_none_is_named_and_the_key_tried(
+    text: str | None, board: LoopbackDevice, tmp_path: Path
+) -> None:
+    certificate = tmp_path / "cert.pub"
+    if text is not None:
+        certificate.write_text(text)
+    connect(one_hop(board, certificate=str(certificate))).close()
+    (board.home / "authorized_keys").write_text("")
+    with pytest.raises(AuthenticationError, match=r"cert\.pub \((No such file|no certificate)"):
+        connect(one_hop(board, certificate=str(certificate)))
+
+
 def test_key_is_tried_without_a_certificate_that_nobody_knows(board: LoopbackDevice, tmp_path: Path) -> None:
     authority = tmp_path / "authority"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(authority)], check=True)
@@ -143,7 +185,9 @@ def test_key_with_a_passphrase_asks_for_it(board: LoopbackDevice) -> None:
     connect(one_hop(board), lambda question: "opensesame").close()
 
 
-def test_agent_at_the_configured_socket_logs_in(board: LoopbackDevice) -> None:
+@contextlib.contextmanager
+def running_agent(board: LoopbackDevice) -> Iterator[Path]:
+    """The socket of an agent that holds the user's key."""
     agent_socket = board.home / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(agent_socket)], stdout=subprocess.DEVNULL)
     try:
@@ -153,10 +197,15 @@ def test_agent_at_the_configured_socket_logs_in(board: LoopbackDevice) -> None:
         for _ in range(200):
             if subprocess.run(add, env=environment, capture_output=True).returncode == 0:
                 break
-        connect(one_hop(board, identities=(), identities_only=False, agent_socket=str(agent_socket))).close()
+        yield agent_socket
     finally:
         agent.terminate()
         agent.wait()
+
+
+def test_agent_at_the_configured_socket_logs_in(board: LoopbackDevice) -> None:
+    with running_agent(board) as agent_socket:
+        connect(one_hop(board, identities=(), identities_only=False, agent_socket=str(agent_socket))).close()
 
 
 def test_nothing_listens_is_unreachable_with_address_and_port(board: LoopbackDevice) -> None:
@@ -199,6 +248,8 @@ Host nano*
     User edge
     ProxyJump gate,mid@10.0.0.2:2222
     IdentityFile ~/.ssh/fleet
+    CertificateFile %d/.ssh/%h-cert.pub
+    ForwardAgent yes
     IdentityAgent none
     ConnectTimeout 7
     ServerAliveInterval 25
@@ -223,7 +274,9 @@ def test_config_decides_hops_users_keys_and_files(files: SshFiles, board: Loopba
     assert (last.host, last.port, last.user, last.timeout_s) == ("nano1.lan", 22, "edge", 7.0)
     assert last.identities == ("/keys/own", str(Path.home() / ".ssh/fleet"))
     assert (last.agent_socket, last.accept_new, last.keepalive_s) == ("", False, 25)
+    assert last.certificate == str(Path.home() / ".ssh/nano1.lan-cert.pub")
     assert first.keepalive_s == KEEPALIVE_S
+    assert first.certificate == ""
     assert [Path(path).name for path in last.known_hosts[:2]] == ["fleet_hosts", "more"]
 
 

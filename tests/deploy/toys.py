@@ -84,6 +84,14 @@ elif args[0] == "serve":
             self.wfile.write({version!r}.encode())
         def log_message(self, *words):
             pass
+    if BEHAVIOUR == "answers for ever":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if BEHAVIOUR == "answers for a moment":
+        def end_the_answer(number, frame):
+            time.sleep(1)
+            open(os.path.expanduser("~/answered"), "w").close()
+            os._exit(0)
+        signal.signal(signal.SIGTERM, end_the_answer)
     print("stand-in", {version!r}, "serves", file=sys.stderr, flush=True)
     class Server(http.server.HTTPServer):
         allow_reuse_address = True
