@@ -22,9 +22,11 @@ def options(command: click.Command, context: click.Context) -> Iterator[click.Pa
     yield from command.params
 
 
-def test_every_range_of_the_command_line_is_finite() -> None:
+def test_every_fraction_of_the_command_line_is_finite_and_in_a_range() -> None:
     found = [
-        option for option in options(cli, click.Context(cli)) if isinstance(option.type, click.FloatRange)
+        option
+        for option in options(cli, click.Context(cli))
+        if isinstance(option.type, click.types.FloatParamType)
     ]
     assert len(found) > 20
     assert [option.name for option in found if not isinstance(option.type, FiniteRange)] == []

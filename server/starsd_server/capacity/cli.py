@@ -38,12 +38,22 @@ GIB = 2**30
 @click.option("--steps", default=6.0, show_default=True, type=FiniteRange(1), help="Head steps a tree.")
 @click.option("--rows", default=45.0, show_default=True, type=FiniteRange(1), help="Head rows a tree.")
 @click.option("--context", default=512.0, show_default=True, type=FiniteRange(0), help="Tokens, mean.")
-@click.option("--row-bytes", default=8196.0, show_default=True, help="A token's features on the uplink.")
+@click.option(
+    "--row-bytes",
+    default=8196.0,
+    show_default=True,
+    type=FiniteRange(0),
+    help="A token's features on the uplink.",
+)
 @click.option("--kv-gib", default=8.0, show_default=True, type=FiniteRange(0.001), help="For sessions.")
 @click.option("--max-len", default=2048, show_default=True, type=click.IntRange(1), help="Tokens a session.")
 @click.option("--uplink-mbps", type=FiniteRange(0.001), help="Into the host; no limit without it.")
 @click.option(
-    "--host-ms", default=0.3, show_default=True, help="Processor time of a round besides its steps."
+    "--host-ms",
+    default=0.3,
+    show_default=True,
+    type=FiniteRange(0),
+    help="Processor time of a round besides its steps.",
 )
 @click.option("--hosts", default=1, show_default=True, type=click.IntRange(1), help="Draft hosts.")
 @click.option(

@@ -42,7 +42,13 @@ ANSWER_TOKENS = 128
 @click.option("--engine", default="rtx-4090", show_default=True, help="The draft host's profile.")
 @click.option("--rtt-ms", default=2.0, show_default=True, type=FiniteRange(0))
 @click.option("--seconds", default=6.0, show_default=True, type=FiniteRange(0.5), help="Virtual, a point.")
-@click.option("--host-factor", default=1.0, show_default=True, help="The host's processor time; 0: none.")
+@click.option(
+    "--host-factor",
+    default=1.0,
+    show_default=True,
+    type=FiniteRange(0),
+    help="The host's processor time; 0: none.",
+)
 @json_option
 @picture_option("--png", "png_file", "Draw them there.")
 def command(

@@ -17,6 +17,7 @@ from starsd_edge.cli.runtime import EMBEDDED, ModelChoice
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
 from starsd_edge.protocol.features import FeatureDtype
+from starsd_edge.ranges import FiniteRange
 from starsd_server.cli_serve import head_sources
 from starsd_server.config import REAL_ENGINE, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, BenchRow, measure
@@ -53,8 +54,16 @@ AT_LEAST_ONE = click.IntRange(1)
     default="both",
     show_default=True,
 )
-@click.option("--rtt-ms", default=2.0, show_default=True, type=float, help="Emulated delay of the line.")
-@click.option("--seconds", default=10.0, show_default=True, type=float, help="Measured time of each row.")
+@click.option(
+    "--rtt-ms", default=2.0, show_default=True, type=FiniteRange(0), help="Emulated delay of the line."
+)
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    type=FiniteRange(0, min_open=True),
+    help="Measured time of each row.",
+)
 @click.option("--max-nodes", default=60, show_default=True, type=click.IntRange(2, 256), help="Largest tree.")
 @click.option(
     "--features",
