@@ -70,7 +70,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
     except FileNotFoundError:
         return UserConfig()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
     try:
         return msgspec.convert(_parse_toml(text), UserConfig)
     except msgspec.ValidationError as error:

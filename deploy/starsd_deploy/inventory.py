@@ -237,7 +237,7 @@ def load_fleet(path: Path) -> Fleet:
             f"{path}: no such file; `starsd deploy init user@host` writes a first one"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error
     return parse_fleet(text, path)
 
 

@@ -288,7 +288,9 @@ def _socket(hop: Hop, previous: paramiko.Transport | None) -> Any:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
         return sock
     except (OSError, paramiko.SSHException) as error:
-        reason = "no answer" if isinstance(error, TimeoutError) else str(error)
+        reason = (
+            "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+        )
         raise UnreachableError(
             f"{hop.alias}: cannot reach {hop.host} port {hop.port} ({reason}); is it on, "
             "and is the address right?"

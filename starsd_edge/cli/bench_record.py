@@ -13,6 +13,7 @@ from starsd_edge.bench.result_files import result_option, unwritten
 from starsd_edge.cli.drafts import find_draft_service
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer, target_class
 from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.errors import UnreachableError
 from starsd_edge.text.template import Message, Role
 
 __all__ = ["command"]
@@ -25,8 +26,10 @@ FREE_NODES = CostCurve((1, 64), (1.0, 1.0))
 @click.command(name="record")
 @click.option("--service", required=True, help="tcp://HOST:PORT of a draft service on this machine.")
 @click.option("--quant", default="fp32", show_default=True, help="Of the embedded model.")
-@click.option("--threads", default=1, show_default=True)
-@click.option("--tokens", default=160, show_default=True, help="Of each answer, at most.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--tokens", default=160, show_default=True, type=click.IntRange(1), help="Of each answer, at most."
+)
 @result_option("--out", "out", "An .npz file.", required=True)
 def command(service: str, quant: str, threads: int, tokens: int, out: Path) -> None:
     """Answer prompts plainly and keep the tree that the service drafts at every token.
@@ -44,7 +47,9 @@ def command(service: str, quant: str, threads: int, tokens: int, out: Path) -> N
     writer, stop = prompt_writer(bundle), frozenset(manifest.stop_tokens)
     traces = []
     try:
-        drafter.wait_until_ready(READY_WAIT_S)
+        state = drafter.wait_until_ready(READY_WAIT_S)
+        if not state.ready:
+            raise UnreachableError(f"{service} does not draft: {state.reason}")
         for kind, prompt in prompts:
             ids = list(writer.write([Message(Role.USER, prompt)]).tokens)
             target.truncate(0)

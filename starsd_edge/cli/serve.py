@@ -148,7 +148,7 @@ def _api_key(file: Path | None) -> str:
     try:
         key = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+        raise ConfigError(f"{file} cannot be read: {getattr(error, 'strerror', error)}") from error
     if not key:
         raise ConfigError(f"{file} holds no key")
     return key

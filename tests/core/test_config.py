@@ -67,3 +67,10 @@ def test_a_wrong_field_is_named_as_in_the_file_with_what_is_allowed(
     with pytest.raises(ConfigError) as refused:
         read_config({"STARSD_CONFIG": str(tmp_path)})
     assert str(refused.value).endswith(said)
+
+
+def test_a_settings_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        read_config({"STARSD_CONFIG": str(tmp_path)})
+    assert str(caught.value) == f"{tmp_path}/config.toml cannot be read: Is a directory"
