@@ -1,7 +1,8 @@
 """RemoteDrafter: a draft service as the decode loop sees it.
 
-The decode loop's thread only ever takes a lock for microseconds, and waits nowhere but in `poll`. A thread of
-its own has the socket; everything that can go wrong ends in `state().reason`, and decoding goes on.
+The decode loop's thread only ever takes a lock for microseconds, and waits nowhere but in `poll`. What it
+brings it sends itself, where the line takes it at once; a thread of the link's own does all the rest.
+Everything that can go wrong ends in `state().reason`, and decoding goes on.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class RemoteDrafter:
     def update(self, update: Update) -> None:
         with self._changed:
             self._connection.update(update, time.monotonic())
-        self._loop.wake()
+            self._loop.send()
 
     def poll(self, timeout_s: float) -> DraftTree | None:
         with self._changed:

@@ -1,10 +1,19 @@
-"""The one thread that owns the edge's socket, and turns what happens to it into calls of EdgeConnection."""
+"""The edge's socket, and the thread that turns what happens to it into calls of EdgeConnection.
+
+The thread makes and closes sockets, receives, and keeps time. A round's update leaves from the thread that
+brings it: to wake another one would take longer than to send. A ZeroMQ socket may be handed from thread to
+thread where a lock stands between them, so the dealer is touched with `lock` held and not otherwise. Whoever
+touches it may take the notice of a message that has come: its descriptor does not tell a second time. So
+whoever has sent looks whether there is something to receive, and the thread looks before it waits, which it
+does on bare descriptors.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +26,7 @@ from starsd_edge.link.sockets import (
     SyncSocket,
     check_private,
     edge_socket,
+    is_readable,
     make_context,
     monitor_event,
     receive_now,
@@ -34,7 +44,6 @@ GOODBYE_MS = 100  # how long closing may take to get the last message out
 AFTER_ERROR_S = 0.1  # a failure that repeats at once must not spin
 JOIN_S = 3.0  # a diagnosis under way takes a second
 MAX_MESSAGES_A_TURN = 64  # of each kind: neither the line nor the monitor can starve the other
-IDLE_POLL_MS = 60_000
 MONITORED = (
     zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_DISCONNECTED
@@ -74,9 +83,12 @@ class EdgeLoop:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_read, zmq.POLLIN)
-        self._wake_s: float | None = 0.0  # when the connection must be looked at again, whatever happens
+        self._poller = select.poll()
+        self._poller.register(self._wake_read, select.POLLIN)
+        self._dealer_fd = self._monitor_fd = -1
+        self._wake_s = 0.0  # when the thread looks at the connection again, whatever happens
+        self._unread = False  # more has come than one turn takes
+        self._stalled = False  # the line takes no messages
         self._settled = False  # nothing is lost by changing services now
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="starsd-link", daemon=True)
@@ -86,6 +98,11 @@ class EdgeLoop:
         """The connection has something to send. Call it from any thread."""
         with contextlib.suppress(BlockingIOError):  # then it has been told often enough
             os.write(self._wake_write, b"\0")
+
+    def send(self) -> None:
+        """Send what the connection has, from this thread. Call it with the lock held."""
+        if self._dealer is None or not self._transmit() or is_readable(self._dealer) or self._sooner():
+            self.wake()
 
     @property
     def address(self) -> str:
@@ -130,11 +147,15 @@ class EdgeLoop:
         ready = dict(self._poller.poll(self._timeout_ms()))
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
-        if self._dealer in ready:
+        if self._dealer_fd in ready or self._unread:
             self._receive()
-        if self._monitor in ready:
+        if self._monitor_fd in ready or self._unread:
             self._watch()
         with self.changed:
+            if self._stalled:
+                # Not connected, or a line that stands: this link is of no use.
+                self._stalled = False
+                self._obey(self._connection.lost(f"{self.address} takes no messages", time.monotonic()))
             if self._settled:
                 self._go_back()
             before = self._connection.state
@@ -142,7 +163,8 @@ class EdgeLoop:
             if events or self._connection.state is not before:
                 self._obey(events)
             self._send()
-            self._wake_s = self._connection.next_wake_s()
+            self._unread = any(map(is_readable, filter(None, (self._dealer, self._monitor))))
+            self._wake_s = self._next_look_s()
 
     def _go_back(self) -> None:
         self._settled = False
@@ -154,15 +176,26 @@ class EdgeLoop:
             self._connection.try_now(now_s)
 
     def _timeout_ms(self) -> int:
-        if self._wake_s is None:
-            return IDLE_POLL_MS
-        return min(max(0, round((self._wake_s - time.monotonic()) * 1e3 + 0.5)), IDLE_POLL_MS)
+        left_s = 0.0 if self._unread or self._stalled else self._wake_s - time.monotonic()
+        return max(0, round(left_s * 1e3 + 0.5))
+
+    def _next_look_s(self) -> float:
+        """Not later than a request could be late that leaves right now: then sending it wakes nobody."""
+        latest_s = time.monotonic() + self._connection.least_patience_s
+        due_s = self._connection.next_wake_s()
+        return latest_s if due_s is None else min(due_s, latest_s)
+
+    def _sooner(self) -> bool:
+        """Whether the connection must be looked at before the thread would."""
+        due_s = self._connection.next_wake_s()
+        return due_s is not None and due_s < self._wake_s
 
     def _receive(self) -> None:
         """One message. Whatever else is there is found by the next turn, which also sends the answers."""
-        assert self._dealer is not None
-        frames = [frame.bytes for frame in receive_now(self._dealer)]
         with self.changed:
+            if self._dealer is None or not is_readable(self._dealer):
+                return
+            frames = [frame.bytes for frame in receive_now(self._dealer)]
             self._obey(self._connection.receive(frames, time.monotonic()))
             self._spill_over()
 
@@ -222,24 +255,29 @@ class EdgeLoop:
         self.changed.notify_all()
 
     def _send(self) -> None:
-        frames_to_send = self._connection.take_frames()
         if self._dealer is None:
-            return
-        for frames in frames_to_send:
-            try:
+            self._connection.take_frames()  # for nobody
+        else:
+            self._transmit()
+
+    def _transmit(self) -> bool:
+        """Whether the line took all there was to send. The thread gives one up that did not."""
+        assert self._dealer is not None
+        try:
+            for frames in self._connection.take_frames():
                 send_now(self._dealer, frames)
-            except zmq.Again:
-                # Not connected, or a line that stands: this link is of no use.
-                self._obey(self._connection.lost(f"{self.address} takes no messages", time.monotonic()))
-                return
+        except zmq.Again:
+            self._stalled = True
+        return not self._stalled
 
     def _connect(self) -> None:
         """A fresh socket: one that has lost its peer does not always find back."""
         self._disconnect()
         self._dealer = edge_socket(self._context, self._places.current.keys)
         self._monitor = self._dealer.get_monitor_socket(MONITORED)
-        self._poller.register(self._dealer, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._dealer_fd, self._monitor_fd = self._dealer.fileno(), self._monitor.fileno()
+        self._poller.register(self._dealer_fd, select.POLLIN)
+        self._poller.register(self._monitor_fd, select.POLLIN)
         try:
             self._dealer.connect(self.address)
         except zmq.ZMQError as error:
@@ -249,8 +287,10 @@ class EdgeLoop:
         if self._dealer is None:
             return
         assert self._monitor is not None
-        self._poller.unregister(self._dealer)
-        self._poller.unregister(self._monitor)
+        self._poller.unregister(self._dealer_fd)
+        self._poller.unregister(self._monitor_fd)
+        self._dealer_fd = self._monitor_fd = -1
+        self._unread = self._stalled = False
         self._dealer.disable_monitor()
         self._monitor.close(0)
         self._dealer.close(GOODBYE_MS if self._stopping.is_set() else 0)

@@ -141,6 +141,11 @@ class EdgeConnection:
         self.reason = "closed"
         return [Disconnect()]
 
+    @property
+    def least_patience_s(self) -> float:
+        """No answer is late sooner than this after its request left."""
+        return min(self._timing.answer_s, self._timing.chunk_s)
+
     def drafter_state(self) -> DrafterState:
         """What the policy and the status line may know."""
         reason = self._why_not_ready()

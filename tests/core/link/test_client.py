@@ -11,10 +11,14 @@ import zmq
 
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import ConfigError
+from starsd_edge.link import edge_loop
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.keys import KeyPair
-from starsd_edge.link.sockets import EdgeKeys
+from starsd_edge.link.sockets import EdgeKeys, SyncSocket, send_now
+from starsd_edge.protocol.codec import Frames
+from starsd_edge.protocol.head import peek
 from starsd_edge.protocol.limits import EdgeTiming
+from starsd_edge.protocol.messages import MessageKind
 from tests.core.link.loopback import LoopbackService
 from tests.core.protocol.pair import committed, hello, token_at, tokens
 from tests.ports import free_port
@@ -63,6 +67,37 @@ def test_rounds_over_a_plain_loopback_link(closing: Callable) -> None:
         assert next_tree(drafter, start + 5).base_len == start + 5
     assert service.core.rows_received == 260
     assert drafter.stats().link_s > 0
+
+
+def test_an_update_leaves_from_the_thread_that_brings_it(
+    closing: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waking the link's thread first would take longer than sending. What is late is that thread's business,
+    as ever: the service hangs, and the same round is sent again while nobody polls."""
+    senders: list[str] = []
+
+    def noted(socket: SyncSocket, frames: Frames) -> None:
+        if MessageKind.UPDATE == peek(frames[0]).kind:
+            senders.append(threading.current_thread().name)
+        send_now(socket, frames)
+
+    monkeypatch.setattr(edge_loop, "send_now", noted)
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
+    drafter.wait_until_ready(WAIT_S)
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    senders.clear()
+    drafter.update(committed(8, 12))
+    next_tree(drafter, 13)
+    service.hang.set()
+    drafter.update(committed(12, 16))
+    until(drafter, lambda: drafter._connection.counters.misses > 0)
+    service.hang.clear()
+    next_tree(drafter, 17)
+    assert [threading.current_thread().name] * 2 == senders[:2]
+    assert "starsd-link" in senders
 
 
 def test_rounds_over_an_encrypted_link(closing: Callable) -> None:
