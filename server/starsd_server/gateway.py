@@ -55,6 +55,8 @@ WORDS_S = 10.0  # between two accounts of what was dropped
 LAST_REPLIES_MS = 200
 MESSAGES_AT_ONCE = 16  # from one side before the other is looked at
 RETRY_STARTING_MS = 500  # the engine process is back within seconds
+# A worker that takes nothing for so long hangs, whatever its engine does; then edges are told, one and all.
+WORKER_PATIENCE_S = 2.0
 MAX_ADDRESSES = 1024  # devices whose counters are kept
 
 
@@ -72,6 +74,8 @@ class Gateway:
         self._without_worker = BusyReason.STARTING  # what it means that there is none
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
+        self._listening = True
+        self._crowded_since_s: float | None = None
         self._worker = GatewayEnd(Path(config.folder), self._poller)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._counts = GatewaySnapshot()
@@ -99,6 +103,7 @@ class Gateway:
 
     def turn(self) -> bool:
         """Wait for something to do, and do a bounded part of it; False when the service is gone."""
+        self._listen_if_there_is_room()
         ready = dict(self._poller.poll(self.idle_ms()))
         if not self._ready_said and self._worker.connected:
             child.tell_ready(address=self.address, monitor=self.monitor_address)
@@ -128,6 +133,19 @@ class Gateway:
         self._context.term()
 
     # ------------------------------------------------------------------------------------------- up
+
+    def _listen_if_there_is_room(self) -> None:
+        """The line before a slow worker is everybody's. Whoever fills it must not have others' messages
+        refused: while it is crowded none is taken in, and then ZeroMQ takes from one peer after the other."""
+        if not self._worker.crowded:
+            self._crowded_since_s = None
+        elif self._crowded_since_s is None:
+            self._crowded_since_s = self._clock()
+        since_s = self._crowded_since_s
+        listen = since_s is None or self._clock() - since_s >= WORKER_PATIENCE_S
+        if listen is not self._listening:
+            self._listening = listen
+            self._poller.register(self._router, zmq.POLLIN if listen else 0)
 
     def _from_edges(self) -> None:
         for _ in range(MESSAGES_AT_ONCE):

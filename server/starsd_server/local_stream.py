@@ -36,6 +36,9 @@ LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 4 * 2**20
 # Of all edges together; beyond it the gateway says BUSY. A chunk is 256 KiB, so this is 64 MiB at most.
 QUEUE_MESSAGES = 256
+# Beyond so many its owner takes nothing new in, for a while: what is in line is in front of everybody.
+CROWD_MESSAGES = 16
+SEND_BUFFER_BYTES = 64 * 1024  # and so is what the system holds: a round's update fits, and few more
 READ_BYTES = 64 * 1024  # a round's update in one piece; larger blocks are not kept by the allocator
 READS_AT_ONCE = 16  # from the other end before anything else is looked at
 MOST_BUFFERS = 1024  # one call of the system takes (IOV_MAX)
@@ -56,6 +59,7 @@ class Stream:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._socket = connection
         self._unsent: deque[Sequence[Buffer]] = deque()  # of each message what is left
         self._torn: list[bytes] = []  # pieces of a message that is not whole yet
@@ -70,6 +74,10 @@ class Stream:
     @property
     def all_sent(self) -> bool:
         return not self._unsent
+
+    @property
+    def crowded(self) -> bool:
+        return len(self._unsent) >= CROWD_MESSAGES
 
     def put(self, message: Sequence[Buffer], *, must_go: bool = False) -> None:
         """Put a message, its length in front, in line for `flush`. Raises FullError, unless it must go."""
@@ -90,7 +98,8 @@ class Stream:
             self._forget(sent)
 
     def receive(self) -> list[memoryview]:
-        """The whole messages that are here, without their lengths."""
+        """The next whole messages that are here, without their lengths. What is not read yet holds up the
+        other end, and takes no memory of this one."""
         messages: list[memoryview] = []
         for _ in range(READS_AT_ONCE):
             try:
@@ -100,11 +109,9 @@ class Stream:
             except OSError as error:
                 raise AwayError(f"the other process has gone: {error}") from error
             if not data:
-                if messages:
-                    break  # the next call comes here again
                 raise AwayError("the other process has closed")
             messages += self._whole(data)
-            if len(data) < READ_BYTES:
+            if messages or len(data) < READ_BYTES:
                 break
         return messages
 
@@ -150,6 +157,9 @@ class End:
     `poller` is the owner's: what this end has to be woken for is registered there.
     """
 
+    # What it is woken for while something is in line, by whether that is a crowd.
+    _WHILE_SENDING = (READ | WRITE, READ | WRITE)
+
     def __init__(self, poller: zmq.Poller) -> None:
         self._poller = poller
         self._stream: Stream | None = None
@@ -162,6 +172,11 @@ class End:
     def fileno(self) -> int:
         """Of the connection; -1 while there is none."""
         return -1 if self._stream is None else self._stream.fileno()
+
+    @property
+    def crowded(self) -> bool:
+        """The other end is slow: whoever can should wait before there is more for it."""
+        return self._stream is not None and self._stream.crowded
 
     def put(self, message: Sequence[Buffer], *, must_go: bool = False) -> None:
         """Put a message in line for `flush`, or raise AwayError or, unless it must go, FullError."""
@@ -179,7 +194,9 @@ class End:
         except AwayError as error:
             self._lose(error)
             return
-        self._poller.register(stream.fileno(), READ if stream.all_sent else READ | WRITE)
+        self._poller.register(
+            stream.fileno(), READ if stream.all_sent else self._WHILE_SENDING[stream.crowded]
+        )
 
     def receive(self) -> list[memoryview]:
         """What the other end has sent. Call it when the poller says so."""
@@ -235,6 +252,9 @@ class GatewayEnd(End):
 
 class WorkerEnd(End):
     """The worker's: it listens. A gateway that comes takes the place of the one before."""
+
+    # It takes nothing in while its replies wait. The gateway does, or the two would wait for each other.
+    _WHILE_SENDING = (READ | WRITE, WRITE)
 
     def __init__(self, folder: Path, poller: zmq.Poller) -> None:
         super().__init__(poller)

@@ -50,6 +50,7 @@ LAST_REPLIES_S = 0.5
 FREE_ROWS_CPU = 16  # measured: twice as many take almost twice as long
 FREE_ROWS_ACCELERATOR = 128  # by the roofline of an RTX 4090 (emulate/profiles)
 SPIN_S = 0.0001  # sleeping is only good to a tenth of a millisecond
+REPLIES_AT_ONCE = 64  # then they leave before more is done
 MESSAGES_AT_ONCE = 256  # received between two steps: the loop stays responsive whatever comes in
 
 
@@ -77,12 +78,12 @@ class Worker:
         """Serve until drained or until the service is gone."""
         busy = False
         while not self._may_go():
-            ready = dict(self._poller.poll(0 if busy or self._received else self._idle_ms()))
+            ready = dict(self._poller.poll(0 if busy or self._may_handle else self._idle_ms()))
             if sys.stdin.fileno() in ready and not self._obey():
                 return
             if self._line.listener in ready:
                 self._line.accept()
-            if self._line.fileno in ready:
+            if self._line.fileno in ready and not self._received:
                 self._received += self._line.receive()
             self._handle(MESSAGES_AT_ONCE)
             busy = self.sessions.begin(time.monotonic)
@@ -112,8 +113,14 @@ class Worker:
                 self._handle(1)
                 self._reply()
 
+    @property
+    def _may_handle(self) -> bool:
+        return bool(self._received) and not self._line.crowded
+
     def _handle(self, at_most: int) -> None:
-        while self._received and at_most > 0:
+        """Replies to earlier messages leave first: else who asks without end has others' answers dropped."""
+        outbox = self.sessions.outbox
+        while self._received and at_most > 0 and len(outbox) < REPLIES_AT_ONCE and not self._line.crowded:
             at_most -= 1
             incoming = unpack_in_worker(self._received.popleft())
             match incoming:

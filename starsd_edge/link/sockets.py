@@ -57,6 +57,9 @@ ROUTER_SEND_MESSAGES = 8
 ROUTER_RECEIVE_MESSAGES = (
     4  # the high-water mark counts messages: times a frame, that is what a peer can park
 )
+# What the system holds for a peer that does not read; it would be megabytes. Answers are small: at 300 ms
+# there and back this still carries 400 KB/s of them.
+ROUTER_SEND_BUFFER_BYTES = 128 * 1024
 HANDSHAKE_MS = 2_000  # silent connections are thrown out before they use up the descriptors
 MAX_RETRANSMIT_MS = 10_000
 
@@ -100,6 +103,7 @@ def service_socket(context: zmq.Context[SyncSocket], key: KeyPair | None) -> Syn
     socket.router_handover = 0  # with it, whoever names another's id takes that one's replies
     socket.sndhwm = ROUTER_SEND_MESSAGES
     socket.rcvhwm = ROUTER_RECEIVE_MESSAGES
+    socket.sndbuf = ROUTER_SEND_BUFFER_BYTES
     socket.maxmsgsize = ROUTER_MAX_FRAME_BYTES
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_maxrt = MAX_RETRANSMIT_MS

@@ -187,10 +187,10 @@ class Running:
     def log(self) -> str:
         return self._log.read_text()
 
-    def memory_mib(self, name: str) -> int:
-        """Address space of one of the processes."""
+    def resident_bytes(self, name: str) -> int:
+        """What one of the processes holds in memory, of its own: without the files it has mapped."""
         status = Path(f"/proc/{self.pid(name)}/status").read_text()
-        return int(status.split("VmSize:")[1].split()[0]) // 1024
+        return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
     def _child(self, name: str) -> int | None:
         for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():

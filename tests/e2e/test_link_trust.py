@@ -37,8 +37,16 @@ OTHER_TARGET = Identity(
     hidden_size=HIDDEN,
     feature_size=HIDDEN,
 )
-MEMORY_MIB = 1024  # what the gateway may take
 MIB = bytes(1 << 20)
+ZMTP_WITH_CURVE = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+STRANGE_GREETINGS = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff" * 4096,
+    b"\x16\x03\x01\x02\x00",  # of TLS
+    b"\0",
+    ZMTP_WITH_CURVE + b"\x04\xc8\x05HELLO",
+    ZMTP_WITH_CURVE + b"\x06" + (1 << 40).to_bytes(8, "big") + b"\x05HELLO",
+]
 PATIENCE_MS = PATIENCE_S * 1e3
 
 
@@ -191,18 +199,18 @@ def test_every_failure_says_which_it_is_and_what_to_do(
 def test_strangers_at_the_port_change_nothing_for_those_who_are_in(
     service: Trusting, new_edge: Callable[..., Edge]
 ) -> None:
-    """Stray bytes, HTTP, a scanner, 200 connections that say nothing."""
+    """Stray bytes, HTTP, a scanner, 200 connections that say nothing; and what the first ones pour in."""
     edge = new_edge(JET).joined()
     edge.drafts_again()
     address = ("127.0.0.1", service.running.port)
+    before, thrown = service.running.resident_bytes("gateway"), 0
     with contextlib.ExitStack() as connections:
-        for greeting in (
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"\xff" * 4096,
-            b"\x16\x03\x01\x02\x00",
-            b"\0",
-        ):
-            connections.enter_context(socket.create_connection(address)).sendall(greeting)
+        for _ in range(16):
+            for greeting in STRANGE_GREETINGS:
+                stranger = connections.enter_context(socket.create_connection(address))
+                with contextlib.suppress(ConnectionError):
+                    thrown += stranger.send(greeting)
+                    thrown += stranger.send(MIB)
         for _ in range(200):
             connections.enter_context(socket.create_connection(address))
         edge.generate(PROMPT, 60)
@@ -210,7 +218,8 @@ def test_strangers_at_the_port_change_nothing_for_those_who_are_in(
         newcomer = new_edge(LAPTOP)
         newcomer.drafts_again()
     assert edge.drafter.stats().counters.outages == 0
-    assert service.running.memory_mib("gateway") <= MEMORY_MIB
+    assert thrown > 16 * len(MIB)
+    assert service.running.resident_bytes("gateway") - before < thrown / 4
 
 
 def test_a_device_that_never_reads_loses_its_answers_and_holds_up_nobody(

@@ -19,7 +19,7 @@ from starsd_edge.link.trust import TrustStore
 from starsd_edge.protocol.codec import decode, encode
 from starsd_edge.protocol.messages import Busy, BusyReason, Error, ErrorCode, Head, Open, Ping
 from starsd_server.config import ServiceConfig
-from starsd_server.gateway import MESSAGES_AT_ONCE, Gateway
+from starsd_server.gateway import MESSAGES_AT_ONCE, WORKER_PATIENCE_S, Gateway
 from starsd_server.ipc import FromEdge, GatewayState, Revoked, unpack_in_worker
 from starsd_server.local_stream import QUEUE_MESSAGES, WorkerEnd
 from starsd_server.peers import REFRESH_S
@@ -155,6 +155,7 @@ def test_a_worker_that_does_not_read_is_not_waited_for_and_hears_of_a_revocation
     while not refused:
         asking.send_multipart([*opening[:1]])
         asked += 1
+        house.now_s += WORKER_PATIENCE_S / 10
         assert house.gateway.turn()
         while asking.poll(0):
             message = decode(asking.recv_multipart())
@@ -168,6 +169,26 @@ def test_a_worker_that_does_not_read_is_not_waited_for_and_hears_of_a_revocation
     house.turn_until(lambda: house.revoked() == ["jet1"])
     assert asked - len(refused) <= len(house.heard_of(LAPTOP)) <= asked
     assert not other.closed
+
+
+def test_one_who_floods_has_no_message_of_others_refused_and_none_kept_back_behind_all_its_own(
+    house: House,
+) -> None:
+    """A worker slower than one device asks: another that asks once comes in between, nothing is dropped."""
+    flooding, other = house.device(LAPTOP), house.device(JET)
+    before = len(house.arrived)
+    house.now_s += REFRESH_S - 0.001  # the next look is near: no turn waits for long
+    asked = 20 * QUEUE_MESSAGES
+    for number in range(asked):
+        assert flooding.poll(PATIENCE_MS, zmq.POLLOUT)
+        flooding.send_multipart(PING)
+        if number % MESSAGES_AT_ONCE == 0:
+            assert house.gateway.turn()  # and the worker does not
+    other.send_multipart(PING)
+    house.turn_until(lambda: len(house.heard_of(JET)) == 2)
+    house.turn_until(lambda: len(house.heard_of(LAPTOP)) == 1 + asked)
+    order = [each.device for each in house.arrived[before:] if isinstance(each, FromEdge)]
+    assert order.index("jet1") < asked / 2
 
 
 def test_a_worker_that_is_away_is_told_of_as_starting(house: House) -> None:

@@ -33,6 +33,7 @@ BOTH = {
 ROUTER = BOTH | {
     zmq.SNDHWM: 8,
     zmq.RCVHWM: 4,
+    zmq.SNDBUF: 128 << 10,
     zmq.MAXMSGSIZE: 1 << 20,
     zmq.HANDSHAKE_IVL: 2_000,
     zmq.TCP_MAXRT: 10_000,
