@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.lab
 
 NAME, HOST, DEVICE = "starsdlink", "10.77.9.1", "10.77.9.2"
 GOOD = "up=1 loss=0 delay_ms=1 rate_mbit=0"
+BAD = "up=1 loss=0.02 delay_ms=15 rate_mbit=20"
+STOPPED_S = 8.0
 STEP_S = 0.05
 TREES = 5  # that must come before and after
 
@@ -165,6 +168,35 @@ def test_a_flapping_cable_changes_no_token(link: Link, device: Device) -> None:
         link.set(GOOD)
         device.decodes_for(2.0)
     tell(f"flapping: drafting again after {device.gets_trees():.1f} s")
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker"])
+def test_a_killed_process_at_the_end_of_a_bad_link_changes_no_token(
+    link: Link, device: Device, service: Running, name: str
+) -> None:
+    """The keys are asked for again by the one that takes its place, over a link that loses what it can."""
+    link.set(BAD)
+    device.decodes_for(2.0)
+    service.signal(name, signal.SIGKILL)
+    service.wait_for_another(name)
+    tokens = device.decodes_for(5.0)
+    tell(f"{name} killed: {tokens} tokens in 5 s; drafting again after {device.gets_trees():.1f} s more")
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker"])
+def test_a_process_that_stands_still_at_the_end_of_a_bad_link_changes_no_token(
+    link: Link, device: Device, service: Running, name: str
+) -> None:
+    """For longer than the product's edge waits for three answers."""
+    link.set(BAD)
+    device.decodes_for(2.0)
+    service.signal(name, signal.SIGSTOP)
+    try:
+        tokens = device.decodes_for(STOPPED_S)
+    finally:
+        service.signal(name, signal.SIGCONT)
+    assert tokens > 0
+    tell(f"{name} stopped for {STOPPED_S:.0f} s: {tokens} tokens; drafting after {device.gets_trees():.1f} s")
 
 
 def tell(text: str) -> None:
