@@ -36,6 +36,7 @@ class RoundStats:
     draft_age_s   from sending the update to the arrival of the tree that was verified; None without one
     guarded       ended at a decision below the margin guard
     settled       plain forwards that settled a decision which the guard had left open, and their seconds
+    ahead         the tree was drafted ahead
     """
 
     kind: RoundKind
@@ -50,6 +51,7 @@ class RoundStats:
     guarded: bool = False
     settled: int = 0
     settled_s: float = 0.0
+    ahead: bool = False
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class SessionStats:
     settled    plain forwards that settled a decision below the margin guard, and their seconds
     verify, sample, plain, wait, draft   seconds: a tree's forward, what a round with a tree took beside it
         (picking, walking, committing, the hand-over), a plain forward, waiting, the age of verified trees
+    ahead      trees verified that had been drafted ahead
     sizes      nodes of verified trees, root included
     """
 
@@ -80,6 +83,7 @@ class SessionStats:
     guarded: int = 0
     settled: int = 0
     settled_s: float = 0.0
+    ahead: int = 0
     decode_s: float = 0.0
     prefill_s: float = 0.0
     waited_s: float = 0.0
@@ -111,6 +115,7 @@ class SessionStats:
             self.plain_rounds += 1
             self.plain.add(stats.forward_s)
             return
+        self.ahead += stats.ahead
         self.verify.add(stats.forward_s)
         self.sample.add(max(0.0, stats.total_s - stats.waited_s - stats.forward_s))
         self.sizes.add(stats.size)
@@ -153,6 +158,7 @@ class SessionStats:
             "late": self.late,
             "stale": self.stale,
             "refused": self.refused,
+            "ahead": self.ahead,
             "guarded": self.guarded,
             "settled": self.settled,
             "settled_s": self.settled_s,

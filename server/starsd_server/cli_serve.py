@@ -72,6 +72,13 @@ CHECK_BIND = "tcp://127.0.0.1:0"
     help="Baselines: whole, trees as asked for however busy the engine is; serial, one after the other.",
 )
 @click.option(
+    "--draft-ahead",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="While a tree is verified and nobody waits, draft for its likely outcomes; auto: not on a CPU.",
+)
+@click.option(
     "--max-sessions",
     default=DEFAULTS.max_sessions,
     show_default=True,
@@ -112,6 +119,7 @@ def command(
     precision: str,
     threads: int,
     scheduler: str,
+    draft_ahead: str,
     max_sessions: int,
     device_sessions: int,
     max_len: int,
@@ -141,6 +149,7 @@ def command(
         precision=precision,
         threads=threads,
         scheduler=scheduler,
+        draft_ahead=draft_ahead,
         limits=Limits(max_sessions=max_sessions, device_sessions=device_sessions),
         max_len=max_len,
         kv_mib=kv_mib,

@@ -31,6 +31,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_steps    head steps of one tree after the first
     kv_mib       what KV slots of all heads may take together; 0: as much as the sessions need
     drain_s      how long rounds are still answered after SIGTERM
+    draft_ahead  "on", "off", or "auto": where a step has rows that cost nothing, on an accelerator
     engine       "real", or the engine profile that is emulated, answering with the trees in `trees`
     memory_mib   address space of the gateway: what a hostile peer can make it take
     """
@@ -55,5 +56,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 2.0
     memory_mib: int = 1024
     log_level: str = "info"
+    draft_ahead: str = "auto"
     engine: str = REAL_ENGINE
     trees: str = ""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from starsd_edge.types import BoolArray, FeatureArray, Float32Array, TokenArray
+from starsd_server.heads.ahead import AheadGrowth
 from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth, add_level
 from starsd_server.kv_cache import KvCache
 from starsd_server.rows import RowHead
@@ -28,6 +29,7 @@ __all__ = [
     "Advanced",
     "Engine",
     "Extend",
+    "GoAhead",
     "Grow",
     "Outcome",
     "OwnThread",
@@ -55,6 +57,8 @@ class SessionRows:
     output_start: int = 0
     # [b, t] -inf where a row of the tree's newest level does not see a tree row
     blocked: Float32Array | None = field(default=None, repr=False)
+    ahead: AheadGrowth | None = None  # the tree that was answered, going on
+    outputs: list[Tensor] = field(default_factory=list, repr=False)  # [b, H] of all rows of such a tree
 
     @property
     def tree(self) -> TreeGrowth:
@@ -67,8 +71,14 @@ class SessionRows:
         """Rows of the tree's next level; only while one grows."""
         return self.tree.beams
 
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether its tree may go on once it is answered, or does."""
+        return self.ahead is not None or (self.growth is not None and self.growth.limits.ahead is not None)
+
     def drop_tree(self) -> None:
-        self.growth = self.output = self.blocked = None
+        self.growth = self.output = self.blocked = self.ahead = None
+        self.outputs = []
 
 
 class Extend(NamedTuple):
@@ -102,7 +112,24 @@ class Grow(NamedTuple):
         return len(self.session.beams)
 
 
-WorkItem: TypeAlias = Extend | Grow
+@dataclass(frozen=True, slots=True)
+class GoAhead:
+    """Run the next rows of a tree that was answered and goes on. Takes part in steps of its kind only."""
+
+    session: SessionRows
+
+    @property
+    def growth(self) -> AheadGrowth:
+        """The tree."""
+        assert self.session.ahead is not None
+        return self.session.ahead
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.growth.beams)
+
+
+WorkItem: TypeAlias = Extend | Grow | GoAhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +146,13 @@ class TreeReady:
     tokens         int32 [N - 1] of the target's vocabulary
     parents        int32 [N - 1] with the root as node 0
     probabilities  float32 [N - 1] cumulative
+    ahead          rows of the step with which it may go on; 0: it may not
     """
 
     tokens: TokenArray
     parents: TokenArray
     probabilities: Float32Array
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +290,7 @@ class Engine(OwnThread):
         return blocks
 
     def _objection(self, item: WorkItem) -> str | None:
-        if isinstance(item, Grow):
+        if not isinstance(item, Extend):
             return None
         n, config = len(item.tokens), self._head.config
         if item.features.ndim != 2 or len(item.features) != n:
@@ -293,12 +322,14 @@ class Engine(OwnThread):
     def _tokens(self, item: WorkItem) -> TokenArray:
         if isinstance(item, Extend):
             return item.tokens
-        return item.session.beams.tokens
+        return item.growth.beams.tokens if isinstance(item, GoAhead) else item.session.beams.tokens
 
     def _positions(self, item: WorkItem) -> TokenArray:
         """Head positions: row i of the context is at i, a tree row of depth d at `committed - 1 + d`."""
         if isinstance(item, Extend):
             return np.arange(item.start, item.start + len(item.tokens), dtype=np.int32)
+        if isinstance(item, GoAhead):
+            return np.asarray(item.session.committed - 1 + item.growth.beams.depths, np.int32)
         beams = item.session.beams
         return np.full(len(beams), item.session.committed - 1 + beams.depth, np.int32)
 
@@ -312,6 +343,9 @@ class Engine(OwnThread):
                 run = []
                 features = torch.from_numpy(block.item.features.astype(np.float32))
                 parts.append(features.to(self._head.device, self._head.dtype))
+                continue
+            if isinstance(block.item, GoAhead):
+                parts.append(_parents_of_any_level(block.item))
                 continue
             if run and run[0].item.session.output is not block.item.session.output:
                 parts.extend(_parents(run))
@@ -346,6 +380,8 @@ class Engine(OwnThread):
         """What a row must not see among the last rows of its slot: float [rows, m], or None."""
         if isinstance(item, Grow):
             return self._masking(self._blocked(item.session, rows))
+        if isinstance(item, GoAhead):
+            return self._masking(item.growth.blocked())
         if rows == 1:
             return None
         mask = self._causal.get(rows)
@@ -369,7 +405,10 @@ class Engine(OwnThread):
 
     def _collect(self, blocks: list[_Block], output: Tensor | None, outcomes: list[Outcome]) -> None:
         """Score the rows that offer children and grow the trees."""
-        wanting = [b for b in blocks if isinstance(b.item, Grow) or b.item.limits is not None]
+        if blocks and isinstance(blocks[0].item, GoAhead):
+            self._collect_ahead(blocks, output, outcomes)
+            return
+        wanting = [b for b in blocks if not isinstance(b.item, Extend) or b.item.limits is not None]
         for block in [b for b in wanting if isinstance(b.item, Extend) and b.item.session.tip is None]:
             # A tree is wanted on a row whose output is gone: the root has to do until rows come.
             outcomes[block.index] = NO_TREE
@@ -378,7 +417,7 @@ class Engine(OwnThread):
             return
         chosen = self._scored_rows(wanting, output)
         trees = [block.item.session.tree for block in wanting]
-        best, ids = self._head.candidates(chosen, max([tree.limits.top_k for tree in trees]))
+        best, ids = self._head.candidates(chosen, max([tree.width for tree in trees]))
         log_probs, tokens = best.cpu().numpy(), self._to_target[ids.cpu().numpy()]
         if not np.isfinite(log_probs).all():
             usable = self._refuse_poisoned(wanting, log_probs, outcomes)
@@ -390,6 +429,20 @@ class Engine(OwnThread):
         add_level(trees, log_probs, tokens)
         for block in wanting:
             outcomes[block.index] = self._outcome(block.item.session)
+
+    def _collect_ahead(self, blocks: list[_Block], output: Tensor | None, outcomes: list[Outcome]) -> None:
+        """Score all rows and let the trees go on. Of one that meets a NaN nothing more comes."""
+        assert output is not None
+        growths = [(block, block.item.growth) for block in blocks if isinstance(block.item, GoAhead)]
+        best, ids = self._head.candidates(output, max([growth.limits.width for _, growth in growths]))
+        log_probs, tokens = best.cpu().numpy(), self._to_target[ids.cpu().numpy()]
+        for block, growth in growths:
+            rows, session = slice(block.start, block.end), block.item.session
+            if np.isfinite(log_probs[rows]).all():
+                growth.add(log_probs[rows], tokens[rows])
+                outcomes[block.index] = self._outcome_ahead(session, growth)
+            else:
+                self.rewind(session, session.committed)
 
     def _refuse_poisoned(
         self, wanting: list[_Block], log_probs: Float32Array, outcomes: list[Outcome]
@@ -410,13 +463,14 @@ class Engine(OwnThread):
         parts: list[Tensor] = []
         rows: list[NDArray[np.int64]] = []  # of `output`, gathered at once
         for block in wanting:
-            if isinstance(block.item, Grow):
+            if not isinstance(block.item, Extend):
                 rows.append(np.arange(block.start, block.end))
                 continue
             session = block.item.session
             assert block.item.limits is not None
             assert session.tip is not None
             session.growth = TreeGrowth(block.item.limits)
+            session.outputs = [session.tip]
             if block.end > block.start:
                 rows.append(np.arange(block.end - 1, block.end))
                 continue
@@ -431,8 +485,10 @@ class Engine(OwnThread):
         """Where the session finds its rows of this step; committed ones count from now on."""
         session = block.item.session
         session.output = output
-        if isinstance(block.item, Grow):
+        if not isinstance(block.item, Extend):
             session.output_start = block.start
+            if session.goes_ahead:
+                session.outputs.append(output[block.start : block.end])
             return
         session.output_start = block.end - 1
         session.committed = self.kv.length(session.slot)
@@ -448,8 +504,30 @@ class Engine(OwnThread):
         beams = len(session.beams)
         if beams and self.kv.length(session.slot) + beams <= self.kv.max_len:
             return Advanced(beams)
-        tree = session.tree.finish()
-        self.rewind(session, session.committed)  # drops the tree's rows
+        tree, ahead = session.tree.finish(), self._go_ahead(session)
+        if not ahead:
+            self.rewind(session, session.committed)  # drops the tree's rows
+        return TreeReady(tree.tokens, tree.parents, np.exp(tree.scores), ahead)
+
+    def _go_ahead(self, session: SessionRows) -> int:
+        """Let a tree that is done go on if it may; rows of the step that it wants."""
+        limits = session.tree.limits.ahead
+        if limits is None:
+            return 0
+        growth = AheadGrowth(limits, *session.tree.offers)
+        rows = len(growth.beams)
+        if self.kv.length(session.slot) + rows > self.kv.max_len:
+            return 0
+        session.growth, session.ahead = None, growth
+        return rows
+
+    def _outcome_ahead(self, session: SessionRows, growth: AheadGrowth) -> Outcome:
+        """What the newest rows make of a tree that goes on."""
+        beams = len(growth.beams)
+        if beams and self.kv.length(session.slot) + beams <= self.kv.max_len:
+            return Advanced(beams)
+        tree = growth.finish()
+        self.rewind(session, session.committed)
         return TreeReady(tree.tokens, tree.parents, np.exp(tree.scores))
 
 
@@ -458,6 +536,13 @@ def _gather(output: Tensor | None, rows: list[NDArray[np.int64]]) -> list[Tensor
         return []
     assert output is not None
     return [output.index_select(0, torch.from_numpy(np.concatenate(rows)).to(output.device))]
+
+
+def _parents_of_any_level(item: GoAhead) -> Tensor:
+    session = item.session
+    session.outputs = [torch.cat(session.outputs)]
+    parents = torch.from_numpy(item.growth.beams.parents)
+    return session.outputs[0].index_select(0, parents.to(session.outputs[0].device))
 
 
 def _parents(run: list[_Block]) -> list[Tensor]:

@@ -97,6 +97,7 @@ class Scheduler:
         self._slots: dict[str, Slots[SessionKey]] = {head: Slots(limits.max_sessions) for head in heads}
         self._sessions: dict[SessionKey, _Session] = {}
         self._ready: dict[SessionKey, _Session] = {}  # those with work that no step has taken yet
+        self._going_ahead: dict[SessionKey, int] = {}  # trees that were answered, and rows of their next step
         self._devices: dict[str, _Device] = {}
         self._allowance: Allowance | None = None  # of all devices, from the first arrival on
         self._queued_rows = 0
@@ -181,6 +182,7 @@ class Scheduler:
             block.wants_tree = False
         self._arrivals += 1
         session.beams = 0  # a tree that still grows is for an older prefix
+        self._going_ahead.pop(event.key, None)
         session.blocks.append(_Block(event.rows, event.wants_tree, self._arrivals))
         if not session.running:
             self._ready[event.key] = session
@@ -222,6 +224,8 @@ class Scheduler:
                 session.beams = beams
             if session.slot is None and (session.beams or session.blocks):
                 self._ready[session.key] = session
+            elif session.slot is None and session.key in event.ahead:
+                self._going_ahead[session.key] = event.ahead[session.key]
             else:
                 resting.append(session.device)
         if self._serving is not None and not self._unfinished(self._serving):
@@ -258,6 +262,7 @@ class Scheduler:
         """Drop what the session has queued."""
         self._queue(session.device, -session.queued_rows)
         self._ready.pop(session.key, None)
+        self._going_ahead.pop(session.key, None)
         session.blocks.clear()
         session.beams = 0
 
@@ -282,6 +287,24 @@ class Scheduler:
         elif self._draining and not self._drained:
             self._drained = True
             actions.append(Drained())
+        elif self._going_ahead and not self._draining:
+            actions.append(RunStep(self._go_ahead()))
+
+    def _go_ahead(self) -> tuple[Turn, ...]:
+        """What to do while nobody needs the engine: trees that were answered go on, in turn, as many at once
+        as come free. It costs their devices nothing; whoever gets ready meanwhile is next."""
+        turns: list[Turn] = []
+        left = self._limits.free_rows
+        for key, rows in self._going_ahead.items():
+            if turns and rows > left:
+                break
+            turns.append(Turn(key, Phase.AHEAD, rows))
+            left -= rows
+        self._step = [self._sessions[turn.key] for turn in turns]
+        for session in self._step:
+            session.running = True
+            del self._going_ahead[session.key]
+        return tuple(turns)
 
     def _batched_choice(self) -> list[_Session]:
         limits, chunk_rows = self._limits, self._limits.chunk_rows

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from starsd_edge.protocol.session_table import SessionKey
@@ -44,6 +45,7 @@ class Policy(enum.Enum):
 class Phase(enum.Enum):
     EXTEND = "extend"
     GROW = "grow"
+    AHEAD = "ahead"  # of a tree that was answered and goes on
 
 
 class RefuseReason(enum.Enum):
@@ -136,10 +138,12 @@ class EngineFree:
 @dataclass(frozen=True, slots=True)
 class StepEnded:
     """`beams`: for each turn of the step, in order, the rows of its tree's next level; 0 when none grows.
-    `failed`: sessions whose rows were refused; what else they have queued is dropped."""
+    `failed`: sessions whose rows were refused; what else they have queued is dropped.
+    `ahead`: sessions whose tree is done and may go on, or goes on already, and the rows of its next step."""
 
     beams: tuple[int, ...]
     failed: frozenset[SessionKey] = frozenset()
+    ahead: Mapping[SessionKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.protocol.codec import Frames
 from starsd_edge.protocol.server_connection import HeadOffer, RowsArrived, ServerConnection
 from starsd_edge.protocol.session_table import SessionKey
@@ -52,6 +53,8 @@ class Session:
     rows: SessionRows | None = None  # None: no slot
     blocks: deque[Block] = field(default_factory=deque)
     drafting: Block | None = None  # whose tree is being grown
+    going_ahead: Block | None = None  # whose tree was answered and may go on
+    ahead: DraftTree | None = None  # what was drafted ahead of the next rows
     trust: Trust = field(default_factory=Trust)
 
     def facts(self) -> SessionFacts:
@@ -61,7 +64,7 @@ class Session:
 
     def forget_rows(self) -> None:
         """It has no slot any more."""
-        self.rows = self.drafting = None
+        self.rows = self.drafting = self.going_ahead = self.ahead = None
         self.blocks.clear()
 
     def _state(self) -> SessionState:

@@ -7,11 +7,15 @@ worker is the loop around it; a simulator can be another.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
+
 from starsd_edge.decoding.costs import CostCurve
+from starsd_edge.decoding.tree import NO_PARENT, DraftTree
 from starsd_edge.protocol.codec import Frames
+from starsd_edge.protocol.limits import MAX_NODES
 from starsd_edge.protocol.messages import BusyReason, ErrorCode, Hints, Message
 from starsd_edge.protocol.server_connection import (
     Closed,
@@ -30,6 +34,7 @@ from starsd_server.engine import (
     NO_TREE,
     Advanced,
     Extend,
+    GoAhead,
     Grow,
     Outcome,
     Refused,
@@ -38,7 +43,7 @@ from starsd_server.engine import (
     TreeReady,
     WorkItem,
 )
-from starsd_server.heads.grow import GrowthLimits, VerifyCosts
+from starsd_server.heads.grow import AheadLimits, GrowthLimits, VerifyCosts
 from starsd_server.scheduler import Scheduler
 from starsd_server.scheduling import (
     Action,
@@ -79,6 +84,11 @@ BUSY_REASONS = {
     RefuseReason.DRAINING: BusyReason.DRAINING,
 }
 GROW = Phase.GROW  # a member is slow to look up
+# What is drafted ahead: children offered per row, rows of a step where many come free, and steps. Of 250
+# nodes about a hundred have children; deeper than six levels beyond a tree hardly a text follows.
+AHEAD_WIDTH = 16
+AHEAD_ROWS = 32
+AHEAD_STEPS = 6
 MAX_SEATS = 1024  # sessions that may be known at once; those without a slot cost a few kilobytes each
 
 
@@ -89,10 +99,16 @@ class TreeShape:
     top_k: int = 10
     steps: int = 7
 
-    def limits(self, max_nodes: int, costs: VerifyCosts | None) -> GrowthLimits:
+    def limits(
+        self, max_nodes: int, costs: VerifyCosts | None, ahead: AheadLimits | None = None
+    ) -> GrowthLimits:
         """For a tree of `max_nodes`, root included: wide enough to fill it, deep enough to be a chain."""
         top_k = min(self.top_k, max(4, max_nodes // 3), max_nodes - 1)
-        return GrowthLimits(max_nodes, top_k, min(self.steps, max_nodes - 2), costs)
+        return GrowthLimits(max_nodes, top_k, min(self.steps, max_nodes - 2), costs, ahead)
+
+    def ahead(self, free_rows: int) -> AheadLimits:
+        """For what is drafted ahead on an engine of which so many rows come free."""
+        return AheadLimits(MAX_NODES, min(free_rows, AHEAD_ROWS), max(AHEAD_WIDTH, self.top_k), AHEAD_STEPS)
 
 
 class Sessions:
@@ -106,13 +122,17 @@ class Sessions:
         policy: Policy,
         shape: TreeShape | None = None,
         recorder: Recorder | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
+        """`ahead`: let answered trees go on while nobody needs the engine."""
         self._table = SessionTable(
             offer, max_sessions_per_device=limits.device_sessions, max_sessions=MAX_SEATS
         )
         self._engines = engines
         self._scheduler = Scheduler(limits, tuple(engines), policy)
         self._shape = shape or TreeShape()
+        self._ahead = self._shape.ahead(limits.free_rows) if ahead and policy is not Policy.SERIAL else None
         self._sessions: dict[SessionKey, Session] = {}
         self.recorder = recorder or Recorder(offer, limits, policy)
         self._sharing = Sharing(limits.free_rows) if policy is Policy.BATCHED else None
@@ -230,7 +250,7 @@ class Sessions:
             if isinstance(outcome, Refused):
                 refused.append((part, outcome))
         failed = frozenset([part.turn.key for part, _ in refused])
-        self._scheduler.handle(StepEnded(tuple(beams), failed))
+        self._scheduler.handle(StepEnded(tuple(beams), failed, going_ahead(flight.parts, outcomes)))
         for part, refusal in refused:
             if self._still(part):
                 self._refused(part.session, refusal)
@@ -242,6 +262,9 @@ class Sessions:
         ended, self._ended = self._ended, []
         for flight, outcomes, began_s, ended_s in ended:
             turns, step_s = [part.turn for part in flight.parts], ended_s - began_s
+            if turns[0].phase is Phase.AHEAD:
+                self._went_ahead(flight.parts, outcomes, step_s, ended_s)
+                continue
             self.recorder.stepped(turns, flight.waited_s + began_s - flight.started_s, step_s)
             if self._sharing is not None:
                 self._price = self._sharing.stepped(turns, step_s, ended_s)
@@ -285,7 +308,10 @@ class Sessions:
 
     def _rows_arrived(self, session: Session, event: RowsArrived, now_s: float) -> None:
         wants_tree = event.hints is not None and event.hints.max_nodes > 1
-        session.drafting = None  # overtaken
+        session.drafting = session.going_ahead = None  # overtaken
+        if session.ahead is not None:
+            self.recorder.drafted_ahead(used=leads_on(session.ahead, event))
+            session.ahead = None
         refusal = self._schedule(Arrive(session.key, len(event.tokens), wants_tree, now_s), now_s)
         if refusal is not None:
             self._busy(session, event.round_id, refusal)
@@ -334,6 +360,9 @@ class Sessions:
             if turn.phase is GROW:
                 items.append(Grow(rows))
                 blocks.append(session.drafting)
+            elif turn.phase is Phase.AHEAD:
+                items.append(GoAhead(rows))
+                blocks.append(session.going_ahead)
             else:
                 block = session.blocks[0]
                 items.append(self._extension(session, rows, block, turn))
@@ -357,7 +386,7 @@ class Sessions:
             if block is not None and block.started_s is None:
                 block.started_s = started_s
                 ready_s = min(ready_s, block.arrived_s)
-            else:
+            elif part.turn.phase is not Phase.AHEAD:  # for which nobody waits
                 ready_s = min(ready_s, self._last_step_s)
         return ready_s
 
@@ -404,10 +433,12 @@ class Sessions:
         return self._sessions.get(part.turn.key) is part.session and part.session.rows is part.rows
 
     def _tree_limits(self, session: Session, hints: Hints) -> GrowthLimits:
-        costs = None
+        costs, ahead = None, None
         if session.verify_s is not None:
             costs = VerifyCosts(session.verify_s[: hints.max_nodes], hints.wait_us / 1e6)
-        return self._shape.limits(hints.max_nodes, costs)
+        if self._ahead is not None and hints.ahead_nodes > hints.max_nodes:
+            ahead = replace(self._ahead, max_nodes=hints.ahead_nodes)
+        return self._shape.limits(hints.max_nodes, costs, ahead)
 
     def _block_done(self, session: Session, block: Block | None, now_s: float) -> None:
         """The last rows of a message are in, and no tree grows on them."""
@@ -438,6 +469,23 @@ class Sessions:
             draft_us=int(draft_s * 1e6),
         )
         self._send(session, frames)
+
+    def _went_ahead(self, parts: list[Part], outcomes: list[Outcome], step_s: float, ended_s: float) -> None:
+        """A step of trees that were answered: what is done is sent, unless the next rows are there."""
+        self.recorder.went_ahead(step_s)
+        for part, outcome in zip(parts, outcomes, strict=True):
+            session, block = part.session, part.block
+            if not isinstance(outcome, TreeReady) or not self._still(part) or block is None:
+                continue
+            if block is not session.going_ahead or not session.connection.wants_ahead(block.rows.round_id):
+                continue
+            assert block.started_s is not None
+            draft_us = int((ended_s - block.started_s) * 1e6)
+            session.ahead = whole_tree(block, outcome)
+            frames = session.connection.send_ahead(
+                block.rows.round_id, outcome.tokens, outcome.parents, draft_us=draft_us
+            )
+            self._send(session, frames)
 
     def _refused(self, session: Session, outcome: Refused) -> None:
         """The engine could not use this session's rows: it starts over, alone."""
@@ -472,3 +520,30 @@ class Sessions:
             for action in self._scheduler.handle(Close(session.key)):
                 self._act(action)
             session.forget_rows()
+
+
+def going_ahead(parts: list[Part], outcomes: list[Outcome]) -> dict[SessionKey, int]:
+    """Sessions whose trees are done and may go on, or go on already, and the rows of their next step."""
+    rows: dict[SessionKey, int] = {}
+    for part, outcome in zip(parts, outcomes, strict=True):
+        if isinstance(outcome, TreeReady) and outcome.ahead and part.going_on:
+            part.session.going_ahead = part.block
+            rows[part.turn.key] = outcome.ahead
+        elif isinstance(outcome, Advanced) and outcome.beams and part.turn.phase is Phase.AHEAD:
+            rows[part.turn.key] = outcome.beams
+    return rows
+
+
+def whole_tree(block: Block, ready: TreeReady) -> DraftTree:
+    """A tree on top of `block`. Which token its root is does not matter here, and is not always known."""
+    tokens = np.concatenate([np.zeros(1, np.int32), ready.tokens])
+    parents = np.concatenate([np.array([NO_PARENT], np.int32), ready.parents])
+    return DraftTree(tokens, parents, block.rows.base_len)
+
+
+def leads_on(tree: DraftTree, rows: RowsArrived) -> bool:
+    """Whether `tree` goes on where the text that came after its root ends."""
+    if rows.start + 1 != tree.base_len:
+        return False
+    left = tree.descend(rows.tokens.tolist())
+    return left is not None and len(left) > 1

@@ -160,6 +160,15 @@ class Recorder:
         """Rows of a tree are left out for that price, the first of it."""
         self._engine.narrowed_trees += 1
 
+    def went_ahead(self, step_s: float) -> None:
+        """A step ran that nobody waited for."""
+        self._engine.ahead_s += step_s
+
+    def drafted_ahead(self, *, used: bool) -> None:
+        """The device has answered the round of a tree that was drafted ahead: whether that leads on."""
+        self._engine.ahead_drafts += 1
+        self._engine.ahead_hits += used
+
     def pinged(self, key: SessionKey) -> None:
         if key in self._sessions:
             self._sessions[key].heard_s = max(self._sessions[key].heard_s, self._devices[key.device].heard_s)

@@ -28,6 +28,8 @@ __all__ = [
     "PROMPTS",
     "Cell",
     "cells",
+    "decode",
+    "halves",
     "measure",
     "recorded",
     "run",
@@ -83,17 +85,24 @@ def recorded() -> dict[str, list[Trace]]:
     under `COPY` answers that repeat much of their prompt."""
     with resources.as_file(resources.files("starsd_edge.bench") / "traces.npz") as file:
         traces = load(file)
-    chats = sorted((trace for trace in traces if trace.name == CHAT), key=mean_walk)
-    half = len(chats) // 2
     copies = [trace for trace in traces if trace.name == COPY]
-    return {"easy": chats[half:], "hard": chats[:half], COPY: copies}
+    return {**halves([trace for trace in traces if trace.name == CHAT]), COPY: copies}
 
 
-def simulated() -> dict[str, list[Trace]]:
-    """Traces of a model of drafting (`trace`), with the acceptance of a large model's head."""
+def halves(traces: list[Trace]) -> dict[str, list[Trace]]:
+    """The half that drafts better is easy, the other one hard."""
+    traces = sorted(traces, key=mean_walk)
+    half = len(traces) // 2
+    return {"easy": traces[half:], "hard": traces[:half]}
+
+
+def simulated(*, ahead: bool = False) -> dict[str, list[Trace]]:
+    """Traces of a model of drafting (`trace`), with the acceptance of a large model's head; `ahead`: and with
+    what it drafts ahead."""
     return {
         difficulty.name: [
-            simulate(difficulty, TOKENS + PROMPT_TOKENS, seed) for seed in range(TRACES_PER_DIFFICULTY)
+            simulate(difficulty, TOKENS + PROMPT_TOKENS, seed, ahead=ahead)
+            for seed in range(TRACES_PER_DIFFICULTY)
         ]
         for difficulty in (EASY, HARD)
     }
@@ -131,19 +140,27 @@ def measure(profile: DeviceProfile, conditions: Conditions, prompts: str, traces
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """All traces of a cell, decoded one way."""
+    """All traces of a cell, decoded one way. `ahead_share`: of verified trees, those drafted ahead."""
 
     tokens_per_s: float
+    rounds_per_s: float
     plain_share: float
+    ahead_share: float
 
 
-def decode(profile: DeviceProfile, conditions: Conditions, traces: list[Trace], policy: Policy) -> Decoded:
+def decode(
+    profile: DeviceProfile,
+    conditions: Conditions,
+    traces: list[Trace],
+    policy: Policy,
+    service_of: type[VirtualService] = VirtualService,
+) -> Decoded:
     """The policy learns all along, from one trace to the next."""
-    tokens = rounds = plain_rounds = 0
+    tokens = rounds = plain_rounds = ahead = 0
     seconds = 0.0
     for seed, trace in enumerate(traces):
         clock = FakeClock()
-        service = VirtualService(trace, conditions, clock, seed)
+        service = service_of(trace, conditions, clock, seed)
         decoder = Decoder(TraceTarget(trace, profile.curve, clock), service, policy, clock)
         prompt, expected = np.split(trace.tokens, [trace.prompt_len])
         rounds_run = decoder.generate(prompt, SamplingParams(), len(expected))
@@ -154,4 +171,6 @@ def decode(profile: DeviceProfile, conditions: Conditions, traces: list[Trace], 
         seconds += stats.decode_s
         rounds += stats.rounds
         plain_rounds += stats.plain_rounds
-    return Decoded(tokens / seconds, plain_rounds / rounds)
+        ahead += stats.ahead
+    trees = max(1, rounds - plain_rounds)
+    return Decoded(tokens / seconds, rounds / seconds, plain_rounds / rounds, ahead / trees)

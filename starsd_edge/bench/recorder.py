@@ -6,9 +6,10 @@ The text is decoded plainly, one token a round, and every round waits for a tree
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,11 @@ from starsd_edge.metrics import RoundStats
 from starsd_edge.types import TokenArray
 from starsd_edge.whole_file import SHARED_MODE, whole
 
-__all__ = ["CHAT", "COPY", "TREE_NODES", "load", "record", "save"]
+__all__ = ["CHAT", "COPY", "TREE_NODES", "dense", "load", "record", "save"]
 
 CHAT, COPY = "chat", "copy"  # names of traces: a question answered; an answer that repeats its prompt
 TREE_NODES = 60
+AHEAD = "ahead_"  # of the names of arrays
 PATIENCE_S = 10.0  # a recording that misses a tree is worthless: it waits
 
 
@@ -82,18 +84,23 @@ def record(
             raise UnreachableError(f"the draft service drafted nothing at token {at} of {name!r}")
         trees.append(tree)
     trees.append(DraftTree.root_only(int(tokens[-1]), len(tokens)))
-    return _dense(name, tokens, len(prompt), trees)
+    return dense(name, tokens, len(prompt), trees)
 
 
-def _dense(name: str, tokens: TokenArray, prompt_len: int, trees: list[DraftTree]) -> Trace:
-    """With tokens numbered from 0 in the order of their ids, so that logits stay small."""
-    known = np.unique(np.concatenate([tokens, *(tree.tokens for tree in trees)]))
+def dense(
+    name: str, tokens: TokenArray, prompt_len: int, trees: list[DraftTree], ahead: Sequence[DraftTree] = ()
+) -> Trace:
+    """A trace with tokens numbered from 0 in the order of their ids, so that logits stay small."""
+    known = np.unique(np.concatenate([tokens, *(tree.tokens for tree in (*trees, *ahead))]))
 
     def renumber(tokens: TokenArray) -> TokenArray:
         return np.searchsorted(known, tokens).astype(np.int32)
 
-    dense = [DraftTree(renumber(tree.tokens), tree.parents, tree.base_len) for tree in trees]
-    return Trace(name, renumber(tokens), prompt_len, dense, len(known))
+    renumbered, more = (
+        [DraftTree(renumber(tree.tokens), tree.parents, tree.base_len) for tree in each]
+        for each in (trees, ahead)
+    )
+    return Trace(name, renumber(tokens), prompt_len, renumbered, len(known), more)
 
 
 def save(traces: Sequence[Trace], path: Path) -> None:
@@ -104,9 +111,11 @@ def save(traces: Sequence[Trace], path: Path) -> None:
     }
     for i, trace in enumerate(traces):
         arrays[f"text_{i}"] = trace.tokens.astype(np.uint16)
-        arrays[f"sizes_{i}"] = np.array([len(tree) for tree in trace.trees], np.uint8)
-        arrays[f"tokens_{i}"] = np.concatenate([tree.tokens for tree in trace.trees]).astype(np.uint16)
-        arrays[f"parents_{i}"] = np.concatenate([tree.parents for tree in trace.trees]).astype(np.int8)
+        for prefix, trees in (("", trace.trees), (AHEAD, trace.ahead)):
+            if trees:
+                arrays[f"{prefix}sizes_{i}"] = np.array([len(tree) for tree in trees], np.uint16)
+                arrays[f"{prefix}tokens_{i}"] = np.concatenate([t.tokens for t in trees]).astype(np.uint16)
+                arrays[f"{prefix}parents_{i}"] = np.concatenate([t.parents for t in trees]).astype(np.int16)
     with whole(path, SHARED_MODE) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -117,14 +126,19 @@ def load(path: Path) -> list[Trace]:
         traces = []
         prompt_lengths = data["prompt_lengths"].tolist()
         for i, (name, prompt_len) in enumerate(zip(data["names"].tolist(), prompt_lengths, strict=True)):
-            cuts = np.cumsum(data[f"sizes_{i}"].astype(np.int64))[:-1]
-            tokens = np.split(data[f"tokens_{i}"].astype(np.int32), cuts)
-            parents = np.split(data[f"parents_{i}"].astype(np.int32), cuts)
-            trees = [
-                DraftTree(t, p, base_len)
-                for base_len, (t, p) in enumerate(zip(tokens, parents, strict=True), prompt_len + 1)
-            ]
-            largest = max(int(t.max()) for t in tokens)
+            trees = _trees(data, "", i, prompt_len)
+            ahead = _trees(data, AHEAD, i, prompt_len) if f"{AHEAD}sizes_{i}" in data else []
+            largest = max(int(tree.tokens.max()) for tree in (*trees, *ahead))
             text = data[f"text_{i}"].astype(np.int32)
-            traces.append(Trace(name, text, prompt_len, trees, max(largest, int(text.max())) + 1))
+            traces.append(Trace(name, text, prompt_len, trees, max(largest, int(text.max())) + 1, ahead))
         return traces
+
+
+def _trees(data: Mapping[str, NDArray[Any]], prefix: str, i: int, prompt_len: int) -> list[DraftTree]:
+    cuts = np.cumsum(data[f"{prefix}sizes_{i}"].astype(np.int64))[:-1]
+    tokens = np.split(data[f"{prefix}tokens_{i}"].astype(np.int32), cuts)
+    parents = np.split(data[f"{prefix}parents_{i}"].astype(np.int32), cuts)
+    return [
+        DraftTree(t, p, base_len)
+        for base_len, (t, p) in enumerate(zip(tokens, parents, strict=True), prompt_len + 1)
+    ]

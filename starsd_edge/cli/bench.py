@@ -22,7 +22,7 @@ BENCHES: dict[str, CommandEntry] = {
     "record": CommandEntry("starsd_edge.cli.bench_record", "Record traces for `policy` from a real service."),
     "e2e": CommandEntry("starsd_edge.cli.bench_e2e", "Questions of a file with a running service; peers."),
     "policy": CommandEntry("starsd_edge.bench.policy_cli", "When to wait, how large a tree: 600 conditions."),
-    "ahead": CommandEntry("starsd_edge.bench.ahead_cli", "A bound on what drafting ahead could bring."),
+    "ahead": CommandEntry("starsd_server.emulate.ahead_cli", "What drafting ahead brings, in virtual time."),
     "monitor": CommandEntry("starsd_edge.bench.monitor_cli", "What watching 50 devices costs."),
     "link": CommandEntry("starsd_edge.bench.link_cli", "What the link costs, against a bare encrypted echo."),
 }

@@ -137,6 +137,7 @@ class Decoder:
         started_s = self._clock()
         tree, waited_s = self._propose(turn)
         draft_age_s = self._proposals.draft_age_s if len(tree) > 1 else None
+        ahead = len(tree) > 1 and self._proposals.drafted_ahead
         forward_started_s = self._clock()
         settles = self._settle
         output, acceptance, again_s = self._verify(tree, turn)
@@ -155,6 +156,7 @@ class Decoder:
             guarded=acceptance.guarded,
             settled=settles + (again_s is not None),
             settled_s=forward_s if settles else again_s or 0.0,
+            ahead=ahead,
         )
         self.stats.add(stats)
         self._policy.observe(stats)

@@ -21,6 +21,7 @@ class Draft:
     origin        who drafted it
     with_prompt   its update carried the prompt too: its age says nothing of the next one's
     draft_s       of age_s, what its drafter spent on drafting; 0: it did not say
+    ahead         drafted while the tree before it was verified, and goes on where that one ends
     confidences   float64 [N] in (0, 1]: how likely its drafter holds each node, given its parent; left out,
                   read off the order of the nodes
     """
@@ -31,6 +32,7 @@ class Draft:
     origin: str = ""
     with_prompt: bool = False
     draft_s: float = 0.0
+    ahead: bool = False
     confidences: Float64Array = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
@@ -44,7 +46,8 @@ class Draft:
             return None
         left = self.tree.subset(nodes, len(tokens))
         depth_offset = self.depth_offset + len(tokens)
-        return Draft(left, depth_offset, self.age_s, self.origin, confidences=self.confidences[nodes])
+        confidences = self.confidences[nodes]
+        return Draft(left, depth_offset, self.age_s, self.origin, ahead=self.ahead, confidences=confidences)
 
 
 def order_confidences(tree: DraftTree) -> Float64Array:

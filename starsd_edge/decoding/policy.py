@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from starsd_edge.decoding.acceptance import AcceptanceModel, along_paths
+from starsd_edge.decoding.ahead import AHEAD_NODES
 from starsd_edge.decoding.asking import LARGEST_TREE
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.draft import Draft
@@ -175,8 +176,9 @@ class AdaptivePolicy:
     What is learnt is kept per drafter (`Draft.origin`): an n-gram tree says nothing of the service's.
     """
 
-    def __init__(self, cost_curve: CostCurve, *, lookup: bool = True) -> None:
+    def __init__(self, cost_curve: CostCurve, *, lookup: bool = True, ahead: bool = True) -> None:
         self.wants_lookup = lookup
+        self._ahead = ahead
         self._table = cost_curve.table(LARGEST_TREE)
         self._scale = 1.0  # measured forward time over the curve's
         self._records: dict[str, DrafterRecord] = {}
@@ -205,11 +207,21 @@ class AdaptivePolicy:
         if outlook.elapsed_s is None or outlook.max_size < 2:
             return 0.0
         at_hand = self._best(outlook)
-        if at_hand.tree is not None and not record.prefers_fresh(
-            at_hand.tokens, at_hand.seconds, outlook.elapsed_s, outlook.behind
-        ):
-            return 0.0
+        if at_hand.tree is not None:
+            fresh = record.gain_of_fresh(at_hand.tokens, at_hand.seconds, outlook.elapsed_s, outlook.behind)
+            if fresh <= 0.0:
+                if outlook.draft is not None and outlook.draft.ahead:
+                    self._note_ahead(record, outlook, at_hand, -fresh)
+                return 0.0
         return record.patience_s(outlook.elapsed_s, outlook.behind, self._alone_s)
+
+    def _note_ahead(
+        self, record: DrafterRecord, outlook: Outlook, at_hand: _Choice, over_fresh: float
+    ) -> None:
+        """A tree drafted ahead is verified: what that is worth over the best there was to do without it."""
+        alone = self._best(replace(outlook, draft=None))
+        over_alone = at_hand.tokens - alone.tokens - record.rate * (at_hand.seconds - alone.seconds)
+        record.ahead.used(min(over_fresh, over_alone))
 
     def choose(self, outlook: Outlook) -> DraftTree | None:
         """What adds more tokens than its time is worth: waits are over, so only the forward's cost counts."""
@@ -230,8 +242,8 @@ class AdaptivePolicy:
         draft, lookup = outlook.draft, outlook.lookup
         if draft is not None and self._record(draft.origin).drafting:
             record = self._record(draft.origin)
-            rate = max(rate, record.plan.rate)
-            parts.append((draft, record.acceptance.conditionals(draft)))
+            rate = max(rate, record.rate)
+            parts.append((draft, record.model(draft).conditionals(draft)))
         if lookup is not None:
             parts.append((lookup, self._lookups.conditionals(lookup)))
         if not parts:
@@ -247,6 +259,7 @@ class AdaptivePolicy:
             verify_s=record.typical.verify_s,
             plain_s=self._plain_s,
             wait_s=record.last_age_s,
+            ahead_nodes=AHEAD_NODES if self._ahead and record.ahead.wanted else 0,
         )
 
     def wants_draft(self, rows_held: int) -> bool:
@@ -256,7 +269,7 @@ class AdaptivePolicy:
         self._record(draft.origin).arrived(draft, self._costs_s, self._alone_s)
 
     def learn(self, draft: Draft, tokens: list[int]) -> None:
-        model = self._lookups if draft.origin == NGRAM else self._record(draft.origin).acceptance
+        model = self._lookups if draft.origin == NGRAM else self._record(draft.origin).model(draft)
         model.learn(draft, tokens)
 
     def observe(self, stats: RoundStats) -> None:

@@ -33,6 +33,7 @@ class Arrival(Enum):
     NOTHING = "nothing"  # in all the time that the poll was given
     USELESS = "useless"  # a tree that continues nothing, or nothing any more
     USABLE = "usable"
+    AHEAD = "ahead"  # one that was drafted ahead: the one that was asked for is still to come
 
 
 class Proposals:
@@ -54,10 +55,12 @@ class Proposals:
         self._vocab_size = vocab_size
         self._stats = stats
         self._draft: Draft | None = None
+        self._ahead: Draft | None = None  # what goes on where the draft at hand ends
         self._lookup: Draft | None = None
         self._held: list[Update] = []  # rows not handed over yet, because no tree is wanted now
         self._asked: dict[int, float] = {}  # base_len of an update that no tree answered yet -> when it left
         self._told_len = 0  # committed_len that the drafter knows
+        self._answered_len = 0  # base_len of the newest tree
         self._first_asked_len = 0  # committed_len of the first update since the context was cut or begun
         self._polled_s = 0.0  # when there was no tree yet
         self._origin = ""  # of the trees to come
@@ -73,11 +76,16 @@ class Proposals:
     def draft_age_s(self) -> float | None:
         return self._draft.age_s if self._draft else None
 
+    @property
+    def drafted_ahead(self) -> bool:
+        """Whether the draft at hand was drafted ahead."""
+        return self._draft is not None and self._draft.ahead
+
     def restart(self, first_token: int, committed_len: int) -> None:
         """The context is cut back to `committed_len` tokens; 0: a new one that begins with `first_token`."""
-        self._draft = self._lookup = None
+        self._draft = self._ahead = self._lookup = None
         self._asked.clear()
-        self._first_asked_len = 0
+        self._first_asked_len = self._answered_len = 0
         if self._drafter is None:
             return
         if self._told_len == 0 or committed_len == 0:
@@ -94,7 +102,7 @@ class Proposals:
 
     def give_up(self) -> None:
         """No tree is wanted for now; the drafter keeps what it knows of the text."""
-        self._draft = None
+        self._draft = self._ahead = None
         self._asked.clear()
         if self._drafter is not None and self._told_len > 0:
             self._drafter.rollback(self._told_len)
@@ -108,9 +116,11 @@ class Proposals:
         if self._drafter is None:
             return
         self._held.append(update)
-        if self._draft is not None:
-            self._policy.learn(self._draft, tokens)
-            self._draft = self._draft.after(tokens)
+        drafts = [draft for draft in (self._ahead, self._draft) if draft is not None]
+        for draft in drafts:
+            self._policy.learn(draft, tokens)
+        self._draft = next((left for draft in drafts if (left := draft.after(tokens)) is not None), None)
+        self._ahead = None
         if more_wanted and self._policy.wants_draft(update.committed_len - self._told_len):
             self._hand_over()
 
@@ -120,15 +130,19 @@ class Proposals:
             self._lookup = draft_from_context(self._prefix.tokens)
         if self._drafter is None:
             return 0.0
-        self._take(0.0)
+        while self._take(0.0) is not Arrival.NOTHING:
+            pass
         started_s = now_s = self._clock()
         deadline_s = started_s + self._policy.patience_s(self.outlook(max_size, max_depth))
         if deadline_s <= started_s:
             return 0.0
-        while now_s < deadline_s and self._take(deadline_s - now_s) is Arrival.USELESS:
-            if self._under_way()[0] is None:  # the drafter had nothing to propose: no other tree comes
-                break
+        while now_s < deadline_s and (arrival := self._take(deadline_s - now_s)) is not Arrival.NOTHING:
             now_s = self._clock()
+            if arrival is Arrival.AHEAD:
+                patience_s = self._policy.patience_s(self.outlook(max_size, max_depth))
+                deadline_s = min(deadline_s, now_s + patience_s)
+            elif arrival is Arrival.USABLE or self._under_way()[0] is None:
+                break  # if the drafter had nothing to propose, no other tree comes
         return self._clock() - started_s
 
     def outlook(self, max_size: int, max_depth: int) -> Outlook:
@@ -157,6 +171,9 @@ class Proposals:
         if not self._is_continuation(tree):
             self._stats.refused += 1
             return Arrival.USELESS
+        if tree.base_len == self._answered_len:
+            return self._take_ahead(tree)
+        self._answered_len = tree.base_len
         age_s = self._age_s(tree)
         self._answered(tree.base_len)
         with_prompt = tree.base_len == self._first_asked_len
@@ -176,6 +193,20 @@ class Proposals:
         if self._draft is None or draft.depth_offset <= self._draft.depth_offset:
             self._draft = draft
         return Arrival.USABLE
+
+    def _take_ahead(self, tree: DraftTree) -> Arrival:
+        """A second tree for the same tokens: the first one, and what was found beyond it since."""
+        draft: Draft | None = Draft(tree, 0, 0.0, self._origin, ahead=True)
+        assert draft is not None
+        since = self._prefix.tokens[tree.base_len :].tolist()
+        if not since:
+            self._ahead = draft
+            return Arrival.AHEAD
+        self._policy.learn(draft, since)
+        left = draft.after(since)
+        if left is not None:
+            self._draft = left
+        return Arrival.AHEAD
 
     def _age_s(self, tree: DraftTree) -> float:
         """From its update to its arrival. If the drafter does not say when that was, it was some time since

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from starsd_edge.decoding.acceptance import AcceptanceModel
+from starsd_edge.decoding.ahead import DraftingAhead
 from starsd_edge.decoding.asking import Asking
 from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.waiting import WaitPlan, plan_waiting
@@ -52,6 +53,7 @@ class DrafterRecord:
 
     def __init__(self, alone_s: float) -> None:
         self.acceptance = AcceptanceModel()
+        self.ahead = DraftingAhead()
         self.typical = TypicalTree()
         self.asking = Asking()
         self.plan = WaitPlan(1.0 / alone_s, ())
@@ -68,9 +70,18 @@ class DrafterRecord:
         self._needed_gain = START_GAIN  # to switch drafting on
 
     @property
+    def rate(self) -> float:
+        """What a second is worth, in tokens: the plan's speed, and what drafting ahead adds to it."""
+        return self.plan.rate * (1.0 + self.ahead.gain)
+
+    @property
     def request(self) -> int:
         """Nodes to ask for."""
         return self.asking.size(self.typical.size, self.plan.rate, waiting=self._at_once)
+
+    def model(self, draft: Draft) -> AcceptanceModel:
+        """What is known of trees like `draft`."""
+        return self.ahead.acceptance if draft.ahead else self.acceptance
 
     def patience_s(self, elapsed_s: float, behind: int, alone_s: float) -> float:
         """How long to wait for a tree whose update left `elapsed_s` ago, `behind` tokens ago."""
@@ -80,19 +91,19 @@ class DrafterRecord:
         longest_s = (len(self.typical.survival) - behind) * alone_s - self.typical.verify_s
         return max(0.0, min(self.plan.until_s[behind] - elapsed_s, longest_s))
 
-    def prefers_fresh(self, tokens: float, seconds: float, elapsed_s: float, behind: int) -> bool:
-        """Whether to wait for the tree under way rather than verify what is at hand, which would bring
-        `tokens` in `seconds` and leave the other tree as many tokens behind."""
+    def gain_of_fresh(self, tokens: float, seconds: float, elapsed_s: float, behind: int) -> float:
+        """Tokens by which it is better to wait for the tree under way than to verify what is at hand, which
+        would bring `tokens` in `seconds` and leave the other tree as many tokens behind."""
         survival = self.typical.survival[behind:]
         left_s = self._ages_s[self._ages_s > elapsed_s] - elapsed_s
         if len(survival) < 2 or survival[0] <= 0.0 or len(left_s) == 0:
-            return False
+            return -math.inf
         survival = survival / survival[0]
-        rate, verify_s = self.plan.rate, self.typical.verify_s
+        rate, verify_s = self.rate, self.typical.verify_s
         rest = survival[round(tokens) :]
         afterwards = max(0.0, float(rest.sum()) - rate * verify_s * float(rest[0])) if len(rest) else 0.0
         now = tokens - rate * seconds + afterwards
-        return float(survival.sum()) - rate * (float(left_s.mean()) + verify_s) > now
+        return float(survival.sum()) - rate * (float(left_s.mean()) + verify_s) - now
 
     def arrived(self, draft: Draft, costs_s: Float64Array, alone_s: float) -> None:
         """Note what to expect of the next tree, and whether that pays."""
@@ -120,6 +131,7 @@ class DrafterRecord:
             self.last_accepted = stats.num_accepted
         if not self.drafting:
             return
+        self.ahead.observe(stats.num_tokens)
         # Against its own time: what the context drafts changes from passage to passage.
         self._trial.add(stats.num_tokens, stats.total_s / alone_s)
         if self._trial.rounds >= TRIAL_ROUNDS and self._trial.rate < SLOWER:
@@ -141,7 +153,7 @@ class DrafterRecord:
             self._ages_s = self._ages_with(self.asking.takes_s(self.request))
             self.plan = plan_waiting(typical.survival, typical.verify_s, alone_s, self._ages_s)
         self._plan_due = PLAN_ROUNDS
-        gain = self.plan.rate * alone_s
+        gain = self.rate * alone_s
         if self.drafting:
             self.drafting = gain > STOP_GAIN or len(self._answers) < LEAST_AGES
         elif gain > self._needed_gain:

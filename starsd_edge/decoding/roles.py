@@ -106,6 +106,7 @@ class RoundHints:
     verify_nodes  nodes of the last verification, which took verify_s
     plain_s       what a plain step costs
     wait_s        how long the edge is likely to wait for the tree
+    ahead_nodes   largest tree wanted after it, while it is verified: it goes on where this one ends; 0: none
     """
 
     max_nodes: int = 60
@@ -114,6 +115,7 @@ class RoundHints:
     verify_s: float = 0.0
     plain_s: float = 0.0
     wait_s: float = 0.0
+    ahead_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import random
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -62,8 +63,9 @@ class RemoteDrafter:
     ) -> None:
         self.session = secrets.randbits(64)
         self._connection = EdgeConnection(self.session, hello, random.random, timing=timing)
-        self._tree: DraftTree | None = None
-        self._arrived_s = 0.0  # the newest tree
+        # The newest tree, and what was drafted ahead of the next one.
+        self._trees: deque[DraftTree] = deque()
+        self._arrived_s = 0.0  # the newest that was asked for
         places = Placement(hello.device, (Place(address, keys), *others))
         self._loop = EdgeLoop(places, self._connection, self._take)
         self._changed = self._loop.changed
@@ -71,7 +73,7 @@ class RemoteDrafter:
 
     def start(self, first_token: int) -> None:
         with self._changed:
-            self._tree = None
+            self._trees.clear()
             self._loop.settle()
             self._connection.start(first_token, time.monotonic())
 
@@ -82,14 +84,13 @@ class RemoteDrafter:
 
     def poll(self, timeout_s: float) -> DraftTree | None:
         with self._changed:
-            if self._tree is None and timeout_s > 0:
-                self._arrived.wait_for(lambda: self._tree is not None, timeout_s)
-            tree, self._tree = self._tree, None
-            return tree
+            if not self._trees and timeout_s > 0:
+                self._arrived.wait_for(lambda: bool(self._trees), timeout_s)
+            return self._trees.popleft() if self._trees else None
 
     def rollback(self, committed_len: int) -> None:
         with self._changed:
-            self._tree = None
+            self._trees.clear()
             self._connection.rollback(committed_len, time.monotonic())
 
     def state(self) -> DrafterState:
@@ -135,5 +136,8 @@ class RemoteDrafter:
         self._loop.stop()
 
     def _take(self, arrived: TreeArrived) -> None:
-        self._tree, self._arrived_s = arrived.tree, time.monotonic()
+        if not arrived.ahead:
+            self._trees.clear()
+            self._arrived_s = time.monotonic()
+        self._trees.append(arrived.tree)
         self._arrived.notify()

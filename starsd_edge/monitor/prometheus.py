@@ -237,6 +237,13 @@ METRICS: list[Metric] = [
         "starsd_ahead_hits_total", C, "Those that were of use", (), of_service(lambda s: s.engine.ahead_hits)
     ),
     Metric(
+        "starsd_ahead_seconds_total",
+        C,
+        "Time inside steps for them, which is not counted as busy",
+        (),
+        of_service(lambda s: s.engine.ahead_s),
+    ),
+    Metric(
         "starsd_gateway_restarts_total",
         C,
         "Restarts of the gateway",

@@ -22,6 +22,7 @@ from starsd_edge.protocol.head import (
     DRAFT_BODY,
     EMPTY_BODY,
     ERROR_BODY,
+    FLAG_AHEAD,
     FLAG_WIDE_IDS,
     GOAWAY_BODY,
     MAJOR,
@@ -159,8 +160,9 @@ def decode_prefill(first: Peek, body: Body, frames: Sequence[Buffer]) -> Prefill
 
 def decode_update(first: Peek, body: Body, frames: Sequence[Buffer]) -> Update:
     hints = make_hints(body)
-    if not 1 <= hints.max_nodes <= MAX_NODES:
-        raise WireError(ErrorCode.LIMIT, f"{hints.max_nodes} nodes wanted; 1 to {MAX_NODES} may be")
+    if not 1 <= hints.max_nodes <= MAX_NODES or hints.ahead_nodes > MAX_NODES:
+        wanted = f"{hints.max_nodes} nodes wanted, {hints.ahead_nodes} ahead"
+        raise WireError(ErrorCode.LIMIT, f"{wanted}; 1 to {MAX_NODES} may be")
     tokens, rows = rows_of(first, frames)
     return Update(first.head, tokens, rows, hints)
 
@@ -180,7 +182,9 @@ def decode_draft(first: Peek, body: Body, frames: Sequence[Buffer]) -> Draft:
     parents = np.frombuffer(ids, np.uint8, n, len(ids) - n).astype(np.int32)
     if np.logical_or.reduce(parents > LATEST_PARENT[:n]):
         malformed("a draft node whose parent does not come before it")
-    return Draft(first.head, tokens, parents, *body)
+    queue_us, draft_us = body
+    ahead = bool(first.flags & FLAG_AHEAD)
+    return Draft(first.head, tokens, parents, queue_us, draft_us, ahead)
 
 
 def decode_need_prefill(first: Peek, body: Body, frames: Sequence[Buffer]) -> NeedPrefill:

@@ -77,6 +77,7 @@ class EdgeConnection:
         self._outbox = EdgeOutbox(self._uplink, self.counters)
         self._wants_tree = False
         self._holds_tree = False  # a tree of use is with the decode loop
+        self._answered_round = 0  # the newest whose tree came
         self._blocked = ""  # why this context is not drafted for, though the link is up
         self._due_s = 0.0  # probe, greeting deadline or end of pause, by state
         self._heard_s = 0.0
@@ -233,7 +234,7 @@ class EdgeConnection:
             case Welcome():
                 return self._receive_welcome(message, now_s)
             case Draft():
-                return self._receive_draft(message, now_s)
+                return self._receive_ahead(message) if message.ahead else self._receive_draft(message, now_s)
             case PrefillAck():
                 return self._receive_ack(message, now_s)
             case NeedPrefill():
@@ -284,6 +285,7 @@ class EdgeConnection:
                 self.times.last_draft_s = message.draft_us / 1e6
                 self._breaker.measured()
             self._resends = 0
+            self._answered_round = message.head.round_id
             self._enter(EdgeEvent.DRAFTED)
         tree = None
         if message.head.epoch == self._uplink.epoch:
@@ -299,6 +301,18 @@ class EdgeConnection:
             self.counters.stale_trees += len(tree) > 1
             self._pump(now_s)
         return [TreeArrived(tree, round_trip_s, dwell_s)]
+
+    def _receive_ahead(self, message: Draft) -> list[LinkEvent]:
+        """More of the newest tree. Nobody waits for it, and it holds no update back."""
+        head, uplink = message.head, self._uplink
+        if head.round_id != self._answered_round or head.epoch != uplink.epoch:
+            return []
+        tree = rebuild_tree(message, uplink.history, self._hello.identity.vocab_size)
+        if tree is None or not still_leads_on(tree, uplink.history):
+            self.counters.stale_trees += 1
+            return []
+        self.counters.ahead_trees += 1
+        return [TreeArrived(tree, 0.0, 0.0, ahead=True)]
 
     def _receive_ack(self, message: PrefillAck, now_s: float) -> list[LinkEvent]:
         request = self._settle(message.head, MessageKind.OPEN, MessageKind.PREFILL)

@@ -28,6 +28,7 @@ class TreeArrived(Struct, frozen=True):
     tree: DraftTree
     round_trip_s: float
     dwell_s: float
+    ahead: bool = False  # the second one of its round
 
 
 LinkEvent: TypeAlias = Connect | Disconnect | TreeArrived
@@ -39,6 +40,7 @@ class Counters:
 
     rounds: int = 0  # UPDATEs sent
     trees: int = 0  # trees of use
+    ahead_trees: int = 0  # of use, drafted ahead
     stale_trees: int = 0  # came too late to be followed, twice, or for another prefix
     misses: int = 0  # answers that did not come in time
     outages: int = 0

@@ -70,4 +70,5 @@ def wire_hints(hints: RoundHints, link_s: float) -> Hints:
         plain_us=round(hints.plain_s * 1e6),
         wait_us=round(hints.wait_s * 1e6),
         link_us=round(link_s * 1e6),
+        ahead_nodes=min(hints.ahead_nodes, MAX_NODES),
     )

@@ -13,6 +13,7 @@ from starsd_edge.protocol.head import (
     BUSY_BODY,
     DRAFT_BODY,
     ERROR_BODY,
+    FLAG_AHEAD,
     FLAG_WIDE_IDS,
     GOAWAY_BODY,
     NARROW_ID,
@@ -92,7 +93,7 @@ def encode_update(m: Update) -> Frames:
     try:
         body = UPDATE_BODY.pack(*m.hints)
     except struct.error:
-        body = UPDATE_BODY.pack(*m.hints[:3], *map(clip_u32, m.hints[3:]))
+        body = UPDATE_BODY.pack(*m.hints[:4], *map(clip_u32, m.hints[4:]))
     return encode_rows(MessageKind.UPDATE, m, body)
 
 
@@ -107,6 +108,7 @@ def encode_draft(m: Draft) -> Frames:
         )
     ids, flags = pack_ids(m.tokens)
     body = DRAFT_BODY.pack(clip_u32(m.queue_us), clip_u32(m.draft_us))
+    flags |= FLAG_AHEAD if m.ahead else 0
     head = head_frame(MessageKind.DRAFT, m.head, body, count=len(m.tokens), flags=flags)
     return [head, ids + m.parents.astype(np.uint8).tobytes()]
 

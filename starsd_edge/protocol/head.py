@@ -28,10 +28,11 @@ Frames: TypeAlias = Sequence[Buffer]
 # count, width
 COMMON = struct.Struct("<2sBBBBBBQQIIIIHH")
 FLAG_WIDE_IDS = 1  # ids are u32, not u16
+FLAG_AHEAD = 2  # of a DRAFT: drafted ahead
 NARROW_ID, WIDE_ID = np.dtype("<u2"), np.dtype("<i4")
 
 OPEN_BODY = struct.Struct("<I")  # first_token
-UPDATE_BODY = struct.Struct("<HHH2xIIII")  # Hints, in its order with a reserved u16 after verify_nodes
+UPDATE_BODY = struct.Struct("<HHHHIIII")  # Hints, in its order
 DRAFT_BODY = struct.Struct("<II")  # queue_us, draft_us
 BUSY_BODY = struct.Struct("<IHH")  # retry_after_ms, reason, reserved
 PING_BODY = struct.Struct("<Q")  # nonce

@@ -202,6 +202,7 @@ class Hints(NamedTuple):
     max_nodes     largest tree wanted, root included; 1 wants none but keeps the draft KV up to date
     num_accepted  draft tokens accepted in the round before
     verify_nodes  nodes of the last verification, which took verify_us
+    ahead_nodes   largest tree wanted after this one, drafted ahead while it is verified; 0 wants none
     plain_us      what a plain step costs here
     wait_us       how long the edge is likely to wait for this tree
     link_us       link time of the last round trip, both ways together, the service's dwell taken off
@@ -210,6 +211,7 @@ class Hints(NamedTuple):
     max_nodes: int = 60
     num_accepted: int = 0
     verify_nodes: int = 0
+    ahead_nodes: int = 0
     verify_us: int = 0
     plain_us: int = 0
     wait_us: int = 0
@@ -239,6 +241,7 @@ class Draft(Struct, frozen=True):
     tokens    int32 [N - 1]
     parents   int32 [N - 1], of nodes 1 .. N-1, counted with the root as node 0
     queue_us  the request's time waiting in the service, draft_us its time in engine steps
+    ahead     a second tree of a round that was answered: the first one, and what was found beyond it since
     """
 
     head: Head
@@ -246,6 +249,7 @@ class Draft(Struct, frozen=True):
     parents: TokenArray
     queue_us: int = 0
     draft_us: int = 0
+    ahead: bool = False
 
 
 class NeedPrefill(Struct, frozen=True):

@@ -189,6 +189,7 @@ class ServerConnection:
         self._last_round = 0
         self._pending: dict[int, Pending] = {}
         self._cached: Frames | None = None  # the reply to `_last_round`
+        self._drafted: Head | None = None  # of the newest request, once it was answered with a tree
 
     @property
     def held_len(self) -> int:
@@ -351,7 +352,7 @@ class ServerConnection:
     def _accept(self, head: Head, held_before: int, wants_draft: bool) -> None:
         """The request counts from here on."""
         self._last_round = head.round_id
-        self._cached = None
+        self._cached = self._drafted = None
         self._pending[head.round_id] = Pending(head, held_before, wants_draft)
 
     def _check_rows(self, message: Prefill | Update) -> None:
@@ -397,7 +398,20 @@ class ServerConnection:
         if base_len != pending.head.base_len:
             raise LocalProtocolError(f"a tree on {base_len} tokens for a round on {pending.head.base_len}")
         draft = Draft(pending.head, tokens, parents, queue_us, draft_us)
+        self._drafted = pending.head if round_id == self._last_round else None
         return self._answer(round_id, encode(draft))
+
+    def wants_ahead(self, round_id: int) -> bool:
+        """Whether `round_id` is the newest request, and answered with a tree."""
+        return self._drafted is not None and self._drafted.round_id == round_id
+
+    def send_ahead(self, round_id: int, tokens: TokenArray, parents: TokenArray, *, draft_us: int) -> Frames:
+        """A tree drafted ahead, while the one that answered `round_id` is verified: that one, and what was
+        found beyond it in the `draft_us` since. Sent once, never again."""
+        if self._drafted is None or self._drafted.round_id != round_id:
+            raise LocalProtocolError(f"session {self.session:x} has gone on from round {round_id}")
+        head, self._drafted = self._drafted, None
+        return encode(Draft(head, tokens, parents, 0, draft_us, ahead=True))
 
     def send_busy(self, round_id: int, retry_after_ms: int, reason: BusyReason) -> Frames:
         """Nothing of `round_id` was taken; requests behind it fall with it."""
@@ -452,7 +466,7 @@ class ServerConnection:
     def _forget(self) -> None:
         self._prefix.truncate(0)
         self._pending.clear()
-        self._cached = None
+        self._cached = self._drafted = None
 
     def _stamp(self, head: Head, held: int | None = None) -> Head:
         """The head of a reply to `head`, saying what is held where that is known."""

@@ -296,7 +296,8 @@ class EngineSnapshot(msgspec.Struct, omit_defaults=True):
     )
     narrowed_trees: Count = 0  # of which rows were left out for that price
     ahead_drafts: Count = 0  # trees drafted for a guessed outcome
-    ahead_hits: Count = 0
+    ahead_hits: Count = 0  # of these, led on from the outcome
+    ahead_s: Amount = 0.0  # in steps for them, which are not in busy_s
 
 
 class RefusedPeer(msgspec.Struct, omit_defaults=True):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from starsd_edge.bench.recorder import load, record, save
+from starsd_edge.bench.trace import HARD, simulate
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.errors import UnreachableError
 from starsd_edge.testing import Behaviour, FakeClock, ScriptedDrafter, ToyTarget, plain_text
@@ -36,6 +38,20 @@ def test_a_recorded_trace_survives_its_file(tmp_path: Path) -> None:
                 again.parents.tolist(),
             )
             assert tree.base_len == again.base_len
+
+
+def test_what_was_drafted_ahead_is_in_the_file_where_it_was_recorded(tmp_path: Path) -> None:
+    """Of trees with more nodes than a signed byte counts."""
+    trace = simulate(HARD, 24, 5, ahead=True)
+    assert max(int(tree.parents.max()) for tree in trace.ahead) > 127
+    save([replace(trace, ahead=[]), trace], tmp_path / "traces.npz")
+    without, loaded = load(tmp_path / "traces.npz")
+    assert list(without.ahead) == []
+    for tree, again in zip(trace.ahead, loaded.ahead, strict=True):
+        assert tree.tokens.tolist() == again.tokens.tolist()
+        assert tree.parents.tolist() == again.parents.tolist()
+        assert tree.base_len == again.base_len
+    assert loaded.vocab_size == max(int(tree.tokens.max()) for tree in loaded.ahead) + 1
 
 
 def test_a_trace_holds_the_plain_text_and_a_tree_at_every_token() -> None:

@@ -11,10 +11,11 @@ import pytest
 from starsd_edge.bundle import Bundle
 from starsd_edge.cli.drafts import DraftService as DraftAddress
 from starsd_edge.cli.runtime import ModelChoice, measured_curve, open_bundle, prompt_writer, target_class
+from starsd_edge.decoding.ahead import AHEAD_NODES
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.decoder import Decoder
 from starsd_edge.decoding.policy import FixedPolicy, PlainPolicy, Policy
-from starsd_edge.decoding.roles import Target
+from starsd_edge.decoding.roles import RoundHints, Target
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.demo.processes import DraftService
 from starsd_edge.link.client import RemoteDrafter
@@ -88,6 +89,31 @@ def test_text_does_not_depend_on_drafting(edge: Edge, drafter: RemoteDrafter, sa
         drafted = [t for committed in decoder.generate(tokens, params, MAX_TOKENS) for t in committed.tokens]
         assert expected == drafted
         assert decoder.stats.drafted > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Foresighted(FixedPolicy):
+    """Small trees, verified at once where one was drafted ahead."""
+
+    def hints(self) -> RoundHints:
+        return RoundHints(max_nodes=self.num_nodes, ahead_nodes=AHEAD_NODES)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_text_does_not_depend_on_what_is_drafted_ahead(edge: Edge, sampling: str) -> None:
+    """Trees of the real head that go on while the target verifies, and rounds that begin with them."""
+    params, tokens = SAMPLING[sampling], edge.prompt(PROMPT)
+    expected = edge.plain(tokens, params)
+    with DraftService(["--target", str(edge.bundle.path), "--draft-ahead", "on"]) as service:
+        drafter = edge.drafter(service.address)
+        assert drafter.wait_until_ready(READY_S).ready
+        decoder = edge.decoder(drafter, Foresighted(4, max_wait_s=10.0))
+        text = [t for committed in decoder.generate(tokens, params, MAX_TOKENS) for t in committed.tokens]
+        came = drafter.stats().counters.ahead_trees
+        drafter.close()
+    assert expected == text
+    assert came > 0
+    assert decoder.stats.ahead > 0
 
 
 def test_service_killed_in_the_middle_of_an_answer(edge: Edge) -> None:

@@ -51,6 +51,7 @@ def test_no_fault_changes_the_text_or_stays() -> None:
     # A simulator that breaks nothing proves nothing.
     assert min(sums["outages"], sums["restarts"], sums["misses"], sums["stale_trees"]) > SEEDS // 20
     assert sums["verify_rounds"] > SEEDS
+    assert sums["ahead_rounds"] > SEEDS // 10
     assert sums["evictions"] > SEEDS // 20
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -43,9 +43,12 @@ def key(device: str, session: int = 0) -> SessionKey:
 
 
 class Desk:
-    """A scheduler, and an engine that keeps to what it is told: trees take `levels` steps of `beams` rows."""
+    """A scheduler, and an engine that keeps to what it is told: trees take `levels` steps, and once they are
+    done, `ahead` more."""
 
-    def __init__(self, limits: Limits = WIDE, policy: Policy = Policy.BATCHED, levels: int = 3) -> None:
+    def __init__(
+        self, limits: Limits = WIDE, policy: Policy = Policy.BATCHED, levels: int = 3, ahead: int = 0
+    ) -> None:
         self.scheduler = Scheduler(limits, ("head",), policy)
         self.step: tuple[Turn, ...] | None = None
         self.trees: list[SessionKey] = []
@@ -55,12 +58,18 @@ class Desk:
         self.rooted_at: dict[SessionKey, int] = {}  # how many of them its newest tree stands on
         self.growing: set[SessionKey] = set()  # whose tree is not done
         self._replaced: set[SessionKey] = set()  # closed or opened since the step began
-        self._levels, self._limits = levels, limits
+        self._levels, self._limits, self._ahead = levels, limits, ahead
+        self._ahead_left: dict[SessionKey, int] = {}  # steps that the session's newest tree may go on for
+        self._arrived: set[SessionKey] = set()  # since the step began
+        self.steps_ahead = 0
         self._left: dict[SessionKey, int] = {}
         self.open_keys: set[SessionKey] = set()
 
     def send(self, event: Event) -> list[Action]:
         """Tell it, and when the engine is free, say so: as the worker does after every batch of messages."""
+        if isinstance(event, (Arrive, Close)):
+            self._ahead_left.pop(event.key, None)
+            self._arrived.add(event.key)
         actions = self.scheduler.handle(event)
         if self.step is None:
             actions += self.scheduler.handle(EngineFree())
@@ -77,6 +86,8 @@ class Desk:
                 assert self.step is None, "a step was started while one ran"
                 self.step = action.turns
                 self._replaced.clear()
+                self._arrived.clear()
+                self._check_ahead(action.turns)
         if isinstance(event, Close):
             self._forget(event.key)
         self._check()
@@ -84,6 +95,7 @@ class Desk:
 
     def _forget(self, k: SessionKey) -> None:
         self.rows.pop(k, None)
+        self._ahead_left.pop(k, None)
         self.rooted_at.pop(k, None)
         self.growing.discard(k)
         self._replaced.add(k)
@@ -99,10 +111,27 @@ class Desk:
         for turn in self.step:
             assert 0 <= turn.rows <= self._limits.chunk_rows
 
+    def _check_ahead(self, turns: tuple[Turn, ...]) -> None:
+        """Trees go on by themselves, while nobody is ready, and none whose session has brought new rows."""
+        if all(turn.phase is not Phase.AHEAD for turn in turns):
+            return
+        assert all(turn.phase is Phase.AHEAD for turn in turns), "a step of somebody else's had rows ahead"
+        assert self.scheduler.num_waiting == 0, "a tree went on while somebody was ready"
+        assert all(self._ahead_left[turn.key] > 0 for turn in turns), "an old tree went on"
+        assert sum(turn.rows for turn in turns) <= max(self._limits.free_rows, turns[0].rows)
+        self.steps_ahead += 1
+
     def end_step(self, failed: frozenset[SessionKey] = frozenset()) -> list[Action]:
         assert self.step is not None
         beams = []
+        ahead: dict[SessionKey, int] = {}
         for turn in self.step:
+            if turn.phase is Phase.AHEAD:
+                beams.append(0)
+                if self._ahead_left.get(turn.key, 0) > 1:
+                    self._ahead_left[turn.key] -= 1
+                    ahead[turn.key] = 5
+                continue
             self.served_rows[turn.key.device] = self.served_rows.get(turn.key.device, 0) + turn.rows
             self._note(turn)
             if turn.starts_tree:
@@ -115,9 +144,12 @@ class Desk:
                 elif turn.key in self.open_keys:
                     self.trees.append(turn.key)
                     self.growing.discard(turn.key)
+                    if self._ahead and turn.key not in self._arrived:
+                        self._ahead_left[turn.key] = self._ahead
+                        ahead[turn.key] = 5
         self.step = None
         self.steps += 1
-        return self.send(StepEnded(tuple(beams), failed))
+        return self.send(StepEnded(tuple(beams), failed, ahead))
 
     def _note(self, turn: Turn) -> None:
         """What a turn did for the session that asked for it."""
@@ -154,11 +186,13 @@ class Asked:
 
 
 @settings(max_examples=150)
-@given(scripts(), st.sampled_from(list(Policy)))
-def test_no_script_makes_it_idle_overfill_or_forget(script: list[tuple[str, int]], policy: Policy) -> None:
+@given(scripts(), st.sampled_from(list(Policy)), st.sampled_from([0, 0, 1, 3]))
+def test_no_script_makes_it_idle_overfill_or_forget(
+    script: list[tuple[str, int]], policy: Policy, ahead: int
+) -> None:
     """The desk checks its invariants after every event; in the end everything that was asked is served: every
     row of every session that is still open, and a whole tree on top of them where one was wanted."""
-    desk, now = Desk(SMALL, policy), 0.0
+    desk, now = Desk(SMALL, policy, ahead=ahead), 0.0
     names = [key(f"device{i % 3}", i // 3) for i in range(9)]
     asked: dict[SessionKey, Asked] = {}
     for what, which in script:
@@ -194,6 +228,50 @@ def test_no_script_makes_it_idle_overfill_or_forget(script: list[tuple[str, int]
         if asked[k].tree:
             assert asked[k].rows == desk.rooted_at[k]
             assert k not in desk.growing
+
+
+def test_a_tree_goes_on_while_nobody_is_ready_and_waits_while_somebody_is() -> None:
+    desk = Desk(levels=1, ahead=2)
+    a, b = key("a"), key("b")
+    desk.open(a, b)
+    desk.round(a)
+    desk.end_step()
+    assert desk.step == (Turn(a, Phase.AHEAD, 5),)
+    desk.send(Arrive(b, 2, True, 0.0))
+    desk.end_step()
+    assert desk.step is not None
+    assert [(b, Phase.EXTEND)] == [(turn.key, turn.phase) for turn in desk.step]
+    desk.end_step()
+    assert desk.step == (Turn(a, Phase.AHEAD, 5), Turn(b, Phase.AHEAD, 5))
+    desk.end_step()
+    assert desk.step == (Turn(b, Phase.AHEAD, 5),)
+    desk.end_step()
+    assert desk.step is None
+
+
+def test_new_rows_of_its_session_end_a_tree_that_goes_on() -> None:
+    desk = Desk(levels=1, ahead=5)
+    a = key("a")
+    desk.open(a)
+    desk.round(a)
+    desk.end_step()
+    desk.round(a)
+    desk.end_step()
+    assert desk.step is not None
+    assert [Phase.EXTEND] == [turn.phase for turn in desk.step]
+    assert desk.steps_ahead == 1
+
+
+def test_what_costs_more_than_comes_free_does_not_go_on_together() -> None:
+    desk = Desk(replace(WIDE, free_rows=9), levels=1, ahead=1)
+    a, b = key("a"), key("b")
+    desk.open(a, b)
+    desk.round(a)
+    desk.round(b)
+    desk.end_step()
+    desk.end_step()
+    assert desk.step is not None
+    assert len(desk.step) == 1
 
 
 def test_a_session_that_becomes_ready_joins_the_very_next_step() -> None:

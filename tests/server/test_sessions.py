@@ -42,6 +42,7 @@ class Room:
     heads: tuple[str, ...] = ("toy",)
     now_s: float = 0.0
     engine: type[Engine] = Engine
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         offers = tuple(HeadOffer(f"{name}-head", identity(name), MAX_LEN, 32) for name in self.heads)
@@ -54,7 +55,7 @@ class Room:
             for seed, offer in enumerate(offers)
         }
         service = ServiceOffer("test", "0", 1, offers)
-        self.sessions = Sessions(service, dict(engines), self.limits, Policy.BATCHED)
+        self.sessions = Sessions(service, dict(engines), self.limits, Policy.BATCHED, ahead=self.ahead)
         self.edges: dict[bytes, EdgeSide] = {}
 
     def clock(self) -> float:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from starsd_edge.types import Float32Array, Float64Array, IndexArray, TokenArray
 
-__all__ = ["Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts", "add_level"]
+__all__ = ["AheadLimits", "Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts", "add_level"]
 
 CLEARLY_LESS = 1.0 - 1e-6  # what rounding may make of an equal rate is not taken for less
 KeyArray: TypeAlias = NDArray[np.int64]
@@ -46,6 +46,22 @@ class VerifyCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class AheadLimits:
+    """How a tree that is done may go on (`ahead`).
+
+    max_nodes  nodes that it may come to, root included
+    rows       of a step
+    width      children offered per row
+    steps      head steps
+    """
+
+    max_nodes: int
+    rows: int
+    width: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class GrowthLimits:
     """The shape a tree may take.
 
@@ -53,16 +69,20 @@ class GrowthLimits:
     top_k      children offered per beam, and beams per level
     steps      head steps after the extend step; nodes reach depth `steps + 1`
     costs      what verifying costs where the tree goes: nodes that do not pay are not grown
+    ahead      how it may go on once it is done
     """
 
     max_nodes: int
     top_k: int
     steps: int
     costs: VerifyCosts | None = None
+    ahead: AheadLimits | None = None
 
     def __post_init__(self) -> None:
         if self.max_nodes < 1 or self.top_k < 1 or self.steps < 0:
             raise ValueError(f"no tree has {self}")
+        if self.ahead is not None and self.ahead.width < self.top_k:
+            raise ValueError(f"a tree goes on with all that it was offered, not with {self.ahead}")
         if self.costs is not None and len(self.costs.seconds) != self.max_nodes:
             raise ValueError(f"{len(self.costs.seconds)} costs for a tree of up to {self.max_nodes} nodes")
 
@@ -119,6 +139,7 @@ class TreeGrowth:
         "_num_paying",
         "_num_rows",
         "_offered",
+        "_offers",
         "_ran",
         "_ranked",
         "_round_s",
@@ -136,6 +157,7 @@ class TreeGrowth:
         self._num_rows = 0  # that ran
         self._ran: list[IndexArray] = []  # [b] of each level: their places
         self._offered: list[TokenArray] = []  # [b, top_k] of each level: ids of their children
+        self._offers: list[tuple[Float32Array, TokenArray]] = []  # [b, width] costs and ids of each level
         costs = limits.costs
         self._round_s = None if costs is None else costs.seconds + costs.wait_s  # with 1, 2, ... nodes
 
@@ -143,6 +165,11 @@ class TreeGrowth:
     def num_known(self) -> int:
         """Candidates up to now and the root: the place of the next one."""
         return 1 + self._num_rows * self.limits.top_k
+
+    @property
+    def width(self) -> int:
+        """Children that each beam should be offered."""
+        return self.limits.top_k if self.limits.ahead is None else self.limits.ahead.width
 
     @property
     def beam_probabilities(self) -> Float32Array:
@@ -164,6 +191,21 @@ class TreeGrowth:
         tokens = np.concatenate(self._offered).ravel()[candidates]
         parents = node_of[np.concatenate(self._ran)[candidates // self.limits.top_k]]
         return GrownTree(tokens, parents, -nodes["cost"])
+
+    @property
+    def offers(self) -> tuple[IndexArray, list[Float32Array], list[TokenArray]]:
+        """What was offered up to now, `limits.ahead.width` candidates of each row.
+
+        int64 [r]: which candidates ran, 1 + row * width + column, 0 the root's; costs and ids, each level's
+        [b, width].
+        """
+        assert self.limits.ahead is not None
+        width = self.limits.ahead.width
+        places = np.concatenate(self._ran)
+        rows, columns = np.divmod(places - 1, self.limits.top_k)
+        ran = np.where(places > 0, 1 + rows * width + columns, 0)
+        costs, tokens = zip(*self._offers, strict=True)
+        return ran, list(costs), list(tokens)
 
     def _join(self, level: KeyArray, costs: Float32Array) -> None:
         """Begin `level` with the best so far, and go on with new candidates: their `costs` [b, top_k]."""
@@ -248,6 +290,8 @@ def add_level(trees: Sequence[TreeGrowth], log_probs: Float32Array, tokens: Toke
     end = 0
     for tree, level in zip(trees, keys, strict=True):
         start, end, width = end, end + len(tree.beams), tree.limits.top_k
+        if (ahead := tree.limits.ahead) is not None:
+            tree._offers.append((costs[start:end, : ahead.width], tokens[start:end, : ahead.width]))
         tree._join(level, costs[start:end, :width])
         offered.append(tokens[start:end, :width])
     keys.sort()

@@ -1,77 +1,48 @@
-"""The bound on drafting ahead: hits counted by hand, gains computed by hand."""
+"""The benchmark of drafting ahead: both ways decode the same texts, and its sums are sums."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from starsd_edge.bench.ahead import OUTCOMES, Ahead, Rest, Timing, hit_rates
-from starsd_edge.bench.ahead_cli import command
-from starsd_edge.bench.trace import Trace
-from starsd_edge.decoding.costs import CostCurve
-from starsd_edge.decoding.tree import DraftTree
+from starsd_edge.bench.ahead import compare, mean_gain
+from starsd_edge.bench.policy import Decoded
+from starsd_edge.bench.trace import EASY, PROMPT_TOKENS, TREE_NODES, Trace, simulate
+from starsd_edge.decoding.costs import load_profile
 
 
-def trace_of(text: list[int], parents: list[int], tokens: list[list[int]]) -> Trace:
-    """A prompt of one token, and the same shape of tree after every token of the answer."""
-    trees = [
-        DraftTree(np.array([text[place], *nodes], np.int32), np.array(parents, np.int32), place + 1)
-        for place, nodes in enumerate(tokens, 1)
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return simulate(EASY, 120 + PROMPT_TOKENS, 3, ahead=True)
+
+
+def test_what_a_simulated_head_drafts_ahead_begins_with_its_tree(trace: Trace) -> None:
+    """And its trees are the same whether it drafts ahead or not."""
+    alone = simulate(EASY, 120 + PROMPT_TOKENS, 3)
+    assert [tree.tokens.tolist() for tree in alone.trees] == [tree.tokens.tolist() for tree in trace.trees]
+    assert alone.ahead_after(40) is None
+    for tree, ahead in zip(trace.trees, trace.ahead, strict=True):
+        assert ahead.base_len == tree.base_len
+        assert ahead.first(len(tree)).tokens.tolist() == tree.tokens.tolist()
+        assert ahead.first(len(tree)).parents.tolist() == tree.parents.tolist()
+    assert max(map(len, trace.ahead)) > 4 * TREE_NODES
+
+
+def test_it_compares_the_same_device_with_and_without(trace: Trace) -> None:
+    profile = load_profile("agx-orin-int4")
+    rows = list(compare([profile], [10.0, 50.0], {"easy": [trace]}))
+    assert [("agx-orin-int4", "easy", 10.0), ("agx-orin-int4", "easy", 50.0)] == [
+        (row.profile, row.prompts, row.rtt_ms) for row in rows
     ]
-    return Trace("x", np.array(text, np.int32), 1, trees, 64)
+    near = rows[0]
+    assert near.without.ahead_share == 0.0
+    assert near.ahead.ahead_share > 0.2
+    assert near.tokens_gain > 1.05
+    assert near.rounds_gain > near.tokens_gain
+    told = near.as_dict()
+    assert told["tokens_gain"] == near.tokens_gain
+    assert told["hit_rate"] == near.ahead.ahead_share
+    assert isinstance(near.ahead, Decoded)
 
 
-def test_an_outcome_counts_where_it_comes_among_the_nodes_cut_off() -> None:
-    """Trees of three nodes: the root, a child, its child. The fourth node is a second child of the root, the
-    fifth one lies below the fourth: it is no outcome, since its parent was cut off, too."""
-    parents = [-1, 0, 1, 0, 3]
-    second_child = trace_of([0, 1, 7, 9], parents, [[5, 6, 7, 8]] * 3)
-    assert hit_rates([second_child], 3).hits == (1.0,) * len(OUTCOMES)
-    cut_off = trace_of([0, 1, 9, 9], parents, [[5, 6, 7, 8]] * 3)
-    assert hit_rates([cut_off], 3).hits == (0.0,) * len(OUTCOMES)
-
-
-def test_what_is_in_the_tree_is_accepted_and_no_outcome() -> None:
-    inside = trace_of([0, 1, 5, 6, 9, 9], [-1, 0, 1, 0], [[5, 6, 7]] * 5)
-    found = hit_rates([inside], 3)
-    assert found.tokens == 3.0
-    assert sum(found.hits) == 0.0
-
-
-def test_what_is_left_below_a_node_that_was_cut_off_is_compared_with_a_fresh_tree() -> None:
-    """The round brings the node cut off as its bonus; below it hangs one right token more. A fresh tree of
-    three nodes has two right ones."""
-    trees = [
-        DraftTree(np.array([1, 5, 6, 7, 8], np.int32), np.array([-1, 0, 1, 0, 3], np.int32), 2),
-        DraftTree(np.array([7, 8, 9], np.int32), np.array([-1, 0, 1], np.int32), 3),
-    ]
-    trace = Trace("x", np.array([0, 1, 7, 8, 9, 3], np.int32), 1, [trees[0], *[trees[1]] * 4], 64)
-    found = hit_rates([trace], 3)
-    assert found.hits[0] == found.rest.hit == 0.5
-    assert (found.rest.tokens, found.rest.fresh_tokens) == (2.0, 3.0)
-    assert found.steps == 2.0
-
-
-def test_a_hit_spares_the_wait() -> None:
-    timing = Timing(CostCurve((1, 16), (0.03, 0.03)), rtt_s=0.010, step_s=0.002)
-    found = Ahead(8, 2.0, steps=4.0, hits=(0.1,) * len(OUTCOMES), rest=Rest(0.5, 1.5, 2.5))
-    assert timing.tokens_per_s(found) == pytest.approx(2.0 / 0.048)
-    assert timing.tokens_per_s(found, 1.0) == pytest.approx(2.0 / 0.030)
-    assert timing.tokens_per_s(found, 0.1) == pytest.approx(2.0 / 0.0462)
-    assert timing.tokens_per_s_with_rest(found) == pytest.approx(1.5 / 0.039)
-
-
-def test_the_command_tells_of_all_sizes(tmp_path: Path) -> None:
-    file = tmp_path / "ahead.json"
-    told = CliRunner().invoke(command, ["--json", str(file)], catch_exceptions=False)
-    assert "x1." in told.output
-    figures = json.loads(file.read_text())
-    assert len(figures["rows"]) == 10
-    for row in figures["rows"]:
-        assert row["hits"] == sorted(row["hits"])
-        assert row["rest_gain"] <= row["rest_bound"]
-        assert max(max(other["gains"]) for other in figures["rows"]) >= 1.0
+def test_the_mean_gain_is_geometric() -> None:
+    assert mean_gain([0.5, 2.0]) == pytest.approx(1.0)

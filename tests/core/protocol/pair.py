@@ -106,8 +106,19 @@ class Service:
                     return [self.connection.send_ack(event.round_id)]
                 positions = range(event.base_len - 1, event.base_len + self.depth)
                 tree = DraftTree.chain([token_at(p) for p in positions], event.base_len)
-                return [drafted(self.connection, event.round_id, tree, 100, 200)]
+                answer = drafted(self.connection, event.round_id, tree, 100, 200)
+                return [answer, *self.ahead(event)]
         return []
+
+    def ahead(self, event: RowsArrived) -> list[Frames]:
+        """What is drafted ahead, where that is wanted: two tokens more."""
+        assert self.connection is not None
+        assert event.hints is not None
+        if event.hints.ahead_nodes == 0:
+            return []
+        tree = tokens(event.base_len, event.base_len + self.depth + 2)
+        parents = np.arange(len(tree), dtype=np.int32)
+        return [self.connection.send_ahead(event.round_id, tree, parents, draft_us=900)]
 
     def take(self, event: RowsArrived) -> None:
         assert event.start <= len(self.rows), "rows behind a gap reached the engine"

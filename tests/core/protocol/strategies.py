@@ -34,6 +34,7 @@ from starsd_edge.protocol.messages import (
 from starsd_edge.protocol.telemetry import EdgeReport, EdgeSession, Mode, Stage, Work
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+AHEAD = st.integers(0, 256)
 LENGTHS = st.integers(1, 100_000)
 TOKENS = st.integers(0, 2**24 - 1)
 
@@ -65,7 +66,16 @@ def updates(draw: st.DrawFn) -> Prefill | Update:
     tokens, rows = draw(token_arrays(n)), draw(encoded_rows(n))
     if n and draw(st.booleans()):
         return Prefill(head, tokens, rows)
-    hints = Hints(draw(st.integers(1, 256)), draw(U16), draw(U16), draw(U32), draw(U32), draw(U32), draw(U32))
+    hints = Hints(
+        draw(st.integers(1, 256)),
+        draw(U16),
+        draw(U16),
+        draw(AHEAD),
+        draw(U32),
+        draw(U32),
+        draw(U32),
+        draw(U32),
+    )
     return Update(head, tokens, rows, hints)
 
 
@@ -73,7 +83,9 @@ def updates(draw: st.DrawFn) -> Prefill | Update:
 def drafts(draw: st.DrawFn) -> Draft:
     n = draw(st.integers(0, 63))
     parents = np.array([draw(st.integers(0, node)) for node in range(n)], np.int32)
-    return Draft(draw(heads(min_len=1)), draw(token_arrays(n)), parents, draw(U32), draw(U32))
+    return Draft(
+        draw(heads(min_len=1)), draw(token_arrays(n)), parents, draw(U32), draw(U32), draw(st.booleans())
+    )
 
 
 @st.composite

@@ -9,6 +9,7 @@ from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.roles import Update as CommittedRows
 from starsd_edge.errors import LocalProtocolError
 from starsd_edge.protocol.codec import decode, encode
+from starsd_edge.protocol.edge_events import TreeArrived
 from starsd_edge.protocol.features import FeatureDtype, encode_rows
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.messages import (
@@ -103,6 +104,59 @@ def test_hints_travel_with_the_update(pair: Pair) -> None:
     sent = update.hints
     assert (sent.max_nodes, sent.num_accepted, sent.verify_nodes) == (24, 3, 16)
     assert (sent.verify_us, sent.plain_us, sent.wait_us) == (50_000, 20_000, 4_000)
+
+
+AHEAD = RoundHints(24, ahead_nodes=100)
+
+
+def ahead_of(pair: Pair, round_id: int, base_len: int, epoch: int = 1, first: int = 11) -> list[bytes]:
+    """A tree drafted ahead, as the service would send it."""
+    head = Head(5, 1, epoch, round_id, base_len, pair.edge._uplink.history.crc(base_len))
+    return encode(Draft(head, tokens(first, first + 3), np.arange(3, dtype=np.int32), ahead=True))
+
+
+def test_what_was_drafted_ahead_comes_behind_its_tree_and_holds_no_update_back(pair: Pair) -> None:
+    pair.trees.clear()
+    pair.edge.update(committed(10, 14, AHEAD), 0.0)
+    pair.step()
+    (update,) = pair.sent
+    assert isinstance(update, Update)
+    assert update.hints.ahead_nodes == 100
+    first, more = pair.trees
+    assert (len(first), len(more)) == (4, 6)
+    assert first.base_len == more.base_len == 15
+    assert more.first(4).tokens.tolist() == first.tokens.tolist()
+    assert pair.edge.counters.ahead_trees == 1
+    assert pair.edge.counters.stale_trees == 0
+    pair.sent.clear()
+    pair.edge.update(committed(14, 16), 0.0)
+    pair.step()
+    assert ["Update"] == pair.sent_kinds()
+
+
+def test_what_was_drafted_ahead_of_a_round_that_is_past_is_dropped(pair: Pair) -> None:
+    """It is the newest answered round's or nobody's: another one, another context, or no answer yet."""
+    newest = pair.edge._uplink._round_id
+    assert pair.edge.receive(ahead_of(pair, newest, 11), 0.0) != []
+    for round_id, epoch in ((newest - 1, 1), (newest + 1, 1), (newest, 2)):
+        assert [] == pair.edge.receive(ahead_of(pair, round_id, 11, epoch), 0.0)
+    pair.edge.update(committed(10, 12), 0.0)
+    pair.step()
+    assert [] == pair.edge.receive(ahead_of(pair, newest, 11), 0.0)
+    assert pair.edge.counters.violations == 0
+
+
+def test_what_was_drafted_ahead_may_come_when_the_next_update_is_under_way(pair: Pair) -> None:
+    """It is followed as far as the text went since, and answers nothing."""
+    newest = pair.edge._uplink._round_id
+    pair.edge.update(committed(10, 12), 0.0)
+    (event,) = pair.edge.receive(ahead_of(pair, newest, 11), 0.0)
+    assert isinstance(event, TreeArrived)
+    assert event.ahead
+    assert pair.edge.state is EdgeState.DRAFTING
+    assert pair.edge.drafter_state().asked_len == 13
+    pair.step()
+    assert pair.edge.state is EdgeState.IDLE
 
 
 def test_rows_committed_while_a_tree_is_under_way_leave_together(pair: Pair) -> None:

@@ -149,11 +149,15 @@ SAMPLES: dict[str, Message] = {
     "prefill-int8": Prefill(ROUND, TOKENS, INT8_ROWS),
     "prefill-wide-ids": Prefill(ROUND, np.array([5, 65536, 128255], np.int32), FP16_ROWS),
     "prefill-ack": PrefillAck(ROUND),
-    "update": Update(ROUND, TOKENS, FP16_ROWS, Hints(24, 2, 16, 40_000, 30_000, 2_500, 1_800)),
+    "update": Update(ROUND, TOKENS, FP16_ROWS, Hints(24, 2, 16, 0, 40_000, 30_000, 2_500, 1_800)),
+    "update-ahead": Update(ROUND, TOKENS, FP16_ROWS, Hints(24, 2, 16, 250, 40_000, 30_000, 2_500, 1_800)),
     "update-no-rows": Update(
         ROUND, np.zeros(0, np.int32), EncodedRows(FeatureDtype.FP16, 0, 2, b""), Hints()
     ),
     "draft": Draft(ROUND, np.array([9, 10, 11], np.int32), np.array([0, 0, 1], np.int32), 150, 4_200),
+    "draft-ahead": Draft(
+        ROUND, np.array([9, 10], np.int32), np.array([0, 1], np.int32), 0, 4_200, ahead=True
+    ),
     "draft-wide-ids": Draft(ROUND, np.array([9, 70_000], np.int32), np.array([0, 1], np.int32), 150, 4_200),
     "draft-empty": Draft(ROUND, np.zeros(0, np.int32), np.zeros(0, np.int32), 1, 2),
     "need-prefill": NeedPrefill(Head(SESSION, BOOT, 1, 7, 31, 0x0BADF00D)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class EdgeLink:
             ),
             world.chance.random,
         )
-        self.tree: DraftTree | None = None
+        self.trees: deque[DraftTree] = deque()
         self._world, self._service, self._device = world, service, device
         self._route: int | None = None  # of the connection that stands
         self._arrives_s: dict[str, float] = {"up": 0.0, "down": 0.0}
@@ -57,7 +58,7 @@ class EdgeLink:
     # ---------------------------------------------------------------------------- what the loop calls
 
     def start(self, first_token: int) -> None:
-        self.tree = None
+        self.trees.clear()
         self.connection.start(first_token, self._world.now_s)
         self._flush()
 
@@ -67,12 +68,11 @@ class EdgeLink:
 
     def poll(self, timeout_s: float) -> DraftTree | None:
         if timeout_s > 0:
-            self._world.run_until(self._world.now_s + timeout_s, lambda: self.tree is not None)
-        tree, self.tree = self.tree, None
-        return tree
+            self._world.run_until(self._world.now_s + timeout_s, lambda: bool(self.trees))
+        return self.trees.popleft() if self.trees else None
 
     def rollback(self, committed_len: int) -> None:
-        self.tree = None
+        self.trees.clear()
         self.connection.rollback(committed_len, self._world.now_s)
         self._flush()
 
@@ -101,7 +101,9 @@ class EdgeLink:
         for event in events:
             match event:
                 case TreeArrived(tree):
-                    self.tree = tree
+                    if not event.ahead:
+                        self.trees.clear()
+                    self.trees.append(tree)
                 case Connect():
                     self._connect()
                 case Disconnect():

@@ -42,6 +42,7 @@ class Outcome:
     restarts: int
     evictions: int
     verify_rounds: int
+    ahead_rounds: int
 
 
 def run_seed(seed: int) -> Outcome:
@@ -85,6 +86,7 @@ def run_seed(seed: int) -> Outcome:
         service.generation - 1,
         service.evictions,
         decoder.stats.rounds - decoder.stats.plain_rounds,
+        decoder.stats.ahead,
     )
 
 
@@ -96,9 +98,10 @@ class Watched:
         self.granted_s = 0.0
 
     def patience_s(self, outlook: Outlook) -> float:
-        self.granted_s = self._policy.patience_s(outlook)
-        assert self.granted_s == 0.0 or self._link.state().ready, "a link that does not draft is waited for"
-        return self.granted_s
+        patience_s = self._policy.patience_s(outlook)
+        assert patience_s == 0.0 or self._link.state().ready, "a link that does not draft is waited for"
+        self.granted_s = self.granted_s or patience_s  # asked again in the same round, it can only say less
+        return patience_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)

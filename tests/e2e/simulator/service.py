@@ -4,7 +4,7 @@ KV is a list that is checked row by row."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,16 @@ from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_edge.protocol.session_table import SessionKey
-from starsd_server.engine import Advanced, Extend, Outcome, OwnThread, SessionRows, TreeReady, WorkItem
+from starsd_server.engine import (
+    Advanced,
+    Extend,
+    GoAhead,
+    Outcome,
+    OwnThread,
+    SessionRows,
+    TreeReady,
+    WorkItem,
+)
 from starsd_server.scheduling import EvictReason, Limits, Policy
 from starsd_server.sessions import Sessions
 from starsd_server.telemetry import Recorder
@@ -34,6 +43,7 @@ IDENTITY = Identity(
 STEP_S = 0.004
 TREE_LEVELS = 1  # engine steps that a tree takes after the rows are in
 DEPTH = 3
+AHEAD_DEPTH = 7
 RIGHT = 0.75  # share of drafted tokens that are the target's likeliest
 
 
@@ -58,6 +68,7 @@ class ListEngine(OwnThread):
         self.kv = Kv()
         self._world = world
         self._levels_left: dict[int, int] = {}
+        self._goes_ahead: dict[int, bool] = {}
 
     def reset(self, slot: int) -> SessionRows:
         self.kv.truncate(slot, 0)
@@ -77,11 +88,14 @@ class ListEngine(OwnThread):
             if item.limits is None:
                 return Advanced()
             self._levels_left[session.slot] = TREE_LEVELS
+            self._goes_ahead[session.slot] = item.limits.ahead is not None
             return Advanced(beams=1)
+        if isinstance(item, GoAhead):
+            return self._tree(session.slot, AHEAD_DEPTH)
         self._levels_left[session.slot] -= 1
         if self._levels_left[session.slot]:
             return Advanced(beams=1)
-        return self._tree(session.slot)
+        return replace(self._tree(session.slot, DEPTH), ahead=int(self._goes_ahead[session.slot]))
 
     def _extend(self, item: Extend) -> None:
         session = item.session
@@ -95,13 +109,13 @@ class ListEngine(OwnThread):
             rows.append(token)
         session.committed = len(rows)
 
-    def _tree(self, slot: int) -> TreeReady:
+    def _tree(self, slot: int, depth: int) -> TreeReady:
         """A chain of likely tokens with a sibling each, best first."""
         rows = self.kv.slots[slot]
         tokens: list[int] = []
         parents: list[int] = []
         last, node = (rows[-1] if rows else 0), 0
-        for position in range(len(rows), min(len(rows) + DEPTH, MAX_LEN)):
+        for position in range(len(rows), min(len(rows) + depth, MAX_LEN)):
             order = np.argsort(-LOGITS[position, last])
             right = self._world.chance.random() < RIGHT
             last = int(order[0] if right else order[2])
@@ -157,7 +171,7 @@ class SimulatedService:
         )
         engines: dict[str, Any] = {"table-head": ListEngine(self.world)}
         recorder = Evictions(self, offer, self._limits, Policy.BATCHED)
-        self._sessions = Sessions(offer, engines, self._limits, Policy.BATCHED, recorder=recorder)
+        self._sessions = Sessions(offer, engines, self._limits, Policy.BATCHED, recorder=recorder, ahead=True)
 
     def drain(self) -> None:
         self._sessions.drain(self.world.now_s, 1000)
