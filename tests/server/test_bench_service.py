@@ -8,20 +8,42 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from starsd_edge.protocol.greeting import Identity
+from starsd_server.emulate.bench import BenchRow
+from starsd_server.emulate.plot import draw
 from starsd_server.emulate.trace import Conversation, Trace
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import HeadKind
+from starsd_server.scheduling import Policy
 from tests.cli.tiny_bundle import make_bundle
 
 from .heads import HIDDEN, VOCAB, random_head, small_config
 
 ENDS_WITHIN_S = 180  # far above anything measured
+# What others read of a row.
+TOLD = [
+    "scheduler",
+    "engine",
+    "targets",
+    "system_tokens_per_s",
+    "per_target_tokens_per_s",
+    "acceptance_length",
+    "engine_busy_fraction",
+    "idle_ms_per_round",
+    "batch_rows_mean",
+    "queue_ms_p50",
+    "queue_ms_p99",
+    "draft_ms_p50",
+    "draft_ms_p99",
+    "fairness_jain",
+]
+BENCH = [sys.executable, "-m", "starsd_edge", "bench", "service"]
 
 
 def make_head(folder: Path) -> Path:
@@ -56,8 +78,8 @@ def test_terminated_with_all_its_processes_it_ends_and_leaves_nothing(
     bundle, head = make_bundle(tmp_path), make_head(tmp_path / "head")
     cache, runtime = tmp_path / "cache", tmp_path_factory.mktemp("run")
     keep_recording(bundle, cache)
-    command = [sys.executable, "-m", "starsd_edge", "bench", "service", "--bundle", str(bundle)]
-    options = ["--head", str(head), "--targets", "1", "--scheduler", "batched", "--seconds", "86400"]
+    command = [*BENCH, "--bundle", str(bundle), "--head", str(head)]
+    options = ["--targets", "1", "--scheduler", "batched", "--seconds", "86400"]
     with subprocess.Popen(
         [*command, *options],
         env=os.environ | {"STARSD_CACHE": str(cache), "XDG_RUNTIME_DIR": str(runtime)},
@@ -78,3 +100,39 @@ def test_terminated_with_all_its_processes_it_ends_and_leaves_nothing(
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
     assert list(runtime.iterdir()) == []
+
+
+def test_a_row_of_every_scheduler_and_number_of_targets_is_told_and_drawn(tmp_path: Path) -> None:
+    bundle, head, cache = make_bundle(tmp_path), make_head(tmp_path / "head"), tmp_path / "cache"
+    keep_recording(bundle, cache)
+    told, drawn = tmp_path / "rows.json", tmp_path / "rows.png"
+    command = [*BENCH, "--bundle", str(bundle), "--head", str(head), "--engine", "rtx-4090", "--virtual"]
+    options = ["--targets", "1,2", "--seconds", "1", "--json", str(told), "--png", str(drawn)]
+    done = subprocess.run(
+        [*command, *options],
+        env=os.environ | {"STARSD_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(told.read_text())["rows"]
+    measured = [(row["scheduler"], row["targets"]) for row in rows]
+    assert [("batched", 1), ("serial", 1), ("batched", 2), ("serial", 2)] == measured
+    assert [[]] * 4 == [[name for name in TOLD if name not in row] for row in rows]
+    assert all(row["system_tokens_per_s"] > 0 for row in rows)
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("scheduler", [policy.value for policy in Policy])
+def test_every_scheduler_is_in_the_picture(tmp_path: Path, scheduler: str) -> None:
+    """Twice the tokens are another picture. `whole` was none."""
+    numbers = len(fields(BenchRow)) - 3
+    row = BenchRow(scheduler, "rtx-4090", 1, *[1.0] * numbers)
+    pictures = set()
+    for times in (1, 2):
+        faster = replace(row, system_tokens_per_s=times * row.system_tokens_per_s)
+        draw([faster], "toy", tmp_path / "rows.png")
+        pictures.add((tmp_path / "rows.png").read_bytes())
+    assert len(pictures) == 2

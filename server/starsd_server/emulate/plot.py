@@ -7,10 +7,15 @@ from pathlib import Path
 
 from starsd_edge.bench.result_files import save_picture
 from starsd_server.emulate.bench import BenchRow
+from starsd_server.scheduling import Policy
 
 __all__ = ["draw"]
 
-MARKERS = {"serial": ("s", "--"), "batched": ("o", "-")}
+MARKERS = {
+    Policy.SERIAL.value: ("s", "--"),
+    Policy.WHOLE.value: ("^", ":"),
+    Policy.BATCHED.value: ("o", "-"),
+}
 
 
 def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
