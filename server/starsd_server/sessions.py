@@ -139,6 +139,7 @@ class Sessions:
         self._price = 0.0  # what a row of a tree has to bring, as of the newest step that was answered
         self._flight: Flight | None = None
         self._last_step_s = 0.0  # when the newest step ended
+        self._arrived: list[tuple[Session, RowsArrived, float]] = []  # to be counted, and when they came in
         self._ended: list[Ended] = []  # to be answered
         self.outbox: list[OutgoingReply] = []
         self.drained = False
@@ -257,8 +258,9 @@ class Sessions:
         self._ended.append(Ended(flight, outcomes, began_s, ended_s))
 
     def answer(self) -> None:
-        """Count the steps that have ended and answer what they have done. While the next one runs is the best
-        time."""
+        """Count what came in and the steps that have ended, and answer what they have done. While the next
+        one runs is the best time."""
+        self._count_arrivals()
         ended, self._ended = self._ended, []
         for flight, outcomes, began_s, ended_s in ended:
             turns, step_s = [part.turn for part in flight.parts], ended_s - began_s
@@ -318,10 +320,16 @@ class Sessions:
             return
         limits = self._tree_limits(session, event.hints) if event.hints is not None and wants_tree else None
         session.blocks.append(Block(event, now_s, limits))
-        if event.hints is not None and self._sharing is not None:
-            session.trust.brought(event.hints.num_accepted)
-            self._sharing.brought(min(event.hints.num_accepted + 1, len(event.tokens)), now_s)
-        self.recorder.rows_arrived(session.key, event, now_s)
+        self._arrived.append((session, event, now_s))
+
+    def _count_arrivals(self) -> None:
+        """What the next step does not wait for."""
+        arrived, self._arrived = self._arrived, []
+        for session, event, now_s in arrived:
+            if event.hints is not None and self._sharing is not None:
+                session.trust.brought(event.hints.num_accepted)
+                self._sharing.brought(min(event.hints.num_accepted + 1, len(event.tokens)), now_s)
+            self.recorder.rows_arrived(session.key, event, now_s)
 
     def _schedule(self, event: Event, now_s: float) -> Refuse | None:
         """Let the scheduler decide and do as it says; the refusal of `event`, if it was refused."""
@@ -511,6 +519,7 @@ class Sessions:
         """The session is over."""
         session = self._sessions.pop(key, None)
         if session is not None:
+            self._count_arrivals()
             self._scheduler.handle(Close(key))
             self.recorder.closed(key)
 

@@ -11,9 +11,11 @@ from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.messages import Busy, BusyReason, Draft, Hints, Message, PrefillAck, Welcome
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
+from starsd_edge.protocol.telemetry import GatewaySnapshot
 from starsd_server.emulate.edge import EdgeSide
 from starsd_server.engine import Engine
 from starsd_server.heads.head import HeadKind
+from starsd_server.ipc import GatewayState
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits, Policy
 from starsd_server.sessions import Sessions
@@ -240,3 +242,16 @@ def test_what_is_done_before_an_engine_computes_counts_as_work_of_none_but_an_ac
     room.sessions.answer()
     counted = room.sessions.recorder.engine
     assert (busy_s, 5.0) == (counted.busy_s, counted.demand_s)
+
+
+def test_rows_of_a_session_that_ends_before_they_are_counted_are_counted() -> None:
+    """Arrivals are counted while a step runs; an edge may leave before there is one."""
+    room = Room()
+    edge = room.prompted("device")
+    edge.update(*rows(1, 2), HINTS)
+    edge.leave()
+    room.settle()
+    snapshot = room.sessions.recorder.snapshot(
+        0.0, room.sessions.facts(), GatewayState(GatewaySnapshot()), False
+    )
+    assert [(20, 2)] == [(device.work.prompt_tokens, device.work.tokens) for device in snapshot.devices]
