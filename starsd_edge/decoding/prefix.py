@@ -28,33 +28,33 @@ def common_length(a: TokenArray, b: TokenArray) -> int:
 
 
 class Prefix:
-    """Committed tokens, growing at the end and cut from the end; `crc` runs along.
+    """Committed tokens, growing at the end and cut from the end; `length` is how many, `crc` runs along.
 
     An `append` is visible at once or not at all: an interrupt cannot leave half of it.
     """
 
     def __init__(self) -> None:
         self._buffer = np.empty(FIRST_CAPACITY, np.int32)
-        self._length = 0
+        self.length = 0
         self._crc = 0
         self._crc_length = 0  # tokens that _crc covers
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @property
     def tokens(self) -> TokenArray:
         """int32 [committed_len]; a read-only view, good until the prefix changes."""
-        view = self._buffer[: self._length]
+        view = self._buffer[: self.length]
         view.flags.writeable = False
         return view
 
     @property
     def crc(self) -> int:
         """prefix_crc of all tokens."""
-        if self._crc_length < self._length:
-            self._crc = prefix_crc(self._buffer[self._crc_length : self._length], self._crc)
-            self._crc_length = self._length
+        if self._crc_length < self.length:
+            self._crc = prefix_crc(self._buffer[self._crc_length : self.length], self._crc)
+            self._crc_length = self.length
         return self._crc
 
     def token(self, position: int) -> int:
@@ -63,22 +63,22 @@ class Prefix:
 
     def copy(self, start: int, stop: int) -> TokenArray:
         """Tokens [start, stop) of their own."""
-        tokens: TokenArray = self._buffer[start : min(stop, self._length)].copy()
+        tokens: TokenArray = self._buffer[start : min(stop, self.length)].copy()
         return tokens
 
     def append(self, tokens: Sequence[int] | TokenArray) -> None:
-        length = self._length + len(tokens)
+        length = self.length + len(tokens)
         if length > len(self._buffer):
             buffer = np.empty(max(length, 2 * len(self._buffer)), np.int32)
-            buffer[: self._length] = self._buffer[: self._length]
+            buffer[: self.length] = self._buffer[: self.length]
             self._buffer = buffer
-        self._buffer[self._length : length] = tokens
-        self._length = length
+        self._buffer[self.length : length] = tokens
+        self.length = length
 
     def truncate(self, length: int) -> None:
         """Forget every token from `length` on."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot cut a prefix of {self._length} tokens to {length}")
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot cut a prefix of {self.length} tokens to {length}")
         if length < self._crc_length:
             self._crc, self._crc_length = 0, 0
-        self._length = length
+        self.length = length

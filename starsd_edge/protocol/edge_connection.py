@@ -104,11 +104,12 @@ class EdgeConnection:
         self._hints = wire_hints(rows.hints, self.times.last_link_s)
         if self._blocked:
             return
-        if rows.start + 1 > history.committed_len:
+        ahead = rows.start + 1 - history.committed_len
+        if ahead > 0:
             raise LocalProtocolError(
                 f"rows from position {rows.start} on a context of {history.committed_len} tokens"
             )
-        if rows.start + 1 < history.committed_len:
+        if ahead < 0:
             self.rollback(rows.start + 1, now_s)
         self._holds_tree = False
         self._wants_tree = True
@@ -458,10 +459,11 @@ class EdgeConnection:
         """Send what the service lacks, if a tree is wanted and none is under way."""
         if self.state not in (EdgeState.IDLE, EdgeState.FILLING) or self._blocked:
             return
-        if not self._wants_tree or self._holds_tree or self._uplink.history.committed_len < 2:
+        committed_len = self._uplink.history.committed_len
+        if not self._wants_tree or self._holds_tree or committed_len < 2:
             return
         assert self.welcome is not None
-        if self._uplink.history.committed_len > self.welcome.max_len:
+        if committed_len > self.welcome.max_len:
             self._block(f"the draft service takes contexts of at most {self.welcome.max_len} tokens")
             return
         hints = self._hints

@@ -36,7 +36,7 @@ class History:
 
     @property
     def committed_len(self) -> int:
-        return len(self._prefix)
+        return self._prefix.length
 
     def start(self, first_token: int) -> None:
         self.cut(0)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from starsd_edge.decoding.prefix import Prefix, prefix_crc
 from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, encode, kind_of
-from starsd_edge.protocol.features import FeatureDtype
+from starsd_edge.protocol.features import FeatureDtype, decode_rows
 from starsd_edge.protocol.greeting import HelloBody, Identity, WelcomeBody
 from starsd_edge.protocol.limits import MAX_CHUNK_BYTES, MAX_PENDING
 from starsd_edge.protocol.messages import (
@@ -194,7 +194,7 @@ class ServerConnection:
     @property
     def held_len(self) -> int:
         """Committed tokens of the context, as far as the rows received reach."""
-        return len(self._prefix)
+        return self._prefix.length
 
     def wants(self, round_id: int) -> bool:
         """Whether the request is still open: not answered, not overtaken by a newer one."""
@@ -300,10 +300,10 @@ class ServerConnection:
             raise WireError(
                 ErrorCode.LIMIT, f"{head.base_len} tokens; a context here has at most {self.head.max_len}"
             )
-        if self.state is not ServerState.OPENED or head.epoch != self.epoch or start > self.held_len - 1:
+        if self.state is not ServerState.OPENED or head.epoch != self.epoch or start >= self._prefix.length:
             return self._need_prefill(head)
         self._check_rows(message)
-        features = message.features.decode()
+        features = decode_rows(message.features)
         self._overtake(start + 1)
         if not self._append(start, message.tokens, head):
             self.evicted()
@@ -340,6 +340,8 @@ class ServerConnection:
     def _overtake(self, held_before: int) -> None:
         """New rows come behind `held_before` tokens: older requests for a tree, and rows that these replace,
         are waited for no more. Raises WireError when still more are under way than may be."""
+        if not self._pending:
+            return
         still = {
             number: pending
             for number, pending in self._pending.items()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from starsd_edge.protocol.codec import Frames, encode, kind_of
 from starsd_edge.protocol.history import History
 from starsd_edge.protocol.limits import ACK_WINDOW, MAX_ROWS
-from starsd_edge.protocol.messages import Head, Hints, MessageKind, Open, Prefill, Update
+from starsd_edge.protocol.messages import Head, Hints, MessageKind, Open, Prefill, Update, make_head
 
 __all__ = ["Request", "Uplink"]
 
@@ -108,7 +108,7 @@ class Uplink:
     def _next_head(self, base_len: int) -> Head:
         self._round_id += 1
         crc = self.history.crc(base_len)
-        return Head(self.session, self.boot_id, self.epoch, self._round_id, base_len, crc)
+        return make_head((self.session, self.boot_id, self.epoch, self._round_id, base_len, crc))
 
     def _request(self, message: Open | Prefill | Update, now_s: float) -> Request:
         head = message.head
