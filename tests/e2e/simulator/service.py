@@ -210,7 +210,8 @@ class SimulatedService:
         """One engine step, whose answers leave when it has ended."""
         if self._busy or self.hung:
             return
-        times = iter((self.world.now_s, self.world.now_s + STEP_S))
+        # launched, begun, ended: its engine computes in the loop's own time
+        times = iter((self.world.now_s, self.world.now_s, self.world.now_s + STEP_S))
         if not self._sessions.step(lambda: next(times)):
             self._reply()
             return
