@@ -262,6 +262,20 @@ def test_new_rows_of_its_session_end_a_tree_that_goes_on() -> None:
     assert desk.steps_ahead == 1
 
 
+def test_rows_without_a_tree_end_one_that_waits_to_go_on() -> None:
+    desk = Desk(levels=1, ahead=2)
+    a, b = key("a"), key("b")
+    desk.open(a, b)
+    desk.round(a)
+    desk.end_step()
+    desk.round(b)
+    desk.end_step()  # of a's first step ahead: its second one waits for b's
+    desk.send(Arrive(a, 3, False, 0.0))
+    desk.end_step()
+    desk.end_step()
+    assert desk.step == (Turn(b, Phase.AHEAD, 5),)
+
+
 def test_what_costs_more_than_comes_free_does_not_go_on_together() -> None:
     desk = Desk(replace(WIDE, free_rows=9), levels=1, ahead=1)
     a, b = key("a"), key("b")
