@@ -54,6 +54,10 @@ class FullError(Exception):
     """It does not read, or not fast enough: as many messages wait for it as may."""
 
 
+class ClosedError(AwayError):
+    """It ended, or was ended."""
+
+
 class Stream:
     """Messages over a connected stream socket. Any call raises AwayError when the other end has gone."""
 
@@ -109,7 +113,7 @@ class Stream:
             except OSError as error:
                 raise AwayError(f"the other process has gone: {error}") from error
             if not data:
-                raise AwayError("the other process has closed")
+                raise ClosedError("the other process has closed")
             messages += self._whole(data)
             if messages or len(data) < READ_BYTES:
                 break
@@ -219,7 +223,8 @@ class End:
         self._poller.register(connection.fileno(), READ)
 
     def _lose(self, error: AwayError) -> None:
-        log.warning("%s", error)
+        # Of a process that ended, whoever started it says how.
+        log.log(logging.DEBUG if isinstance(error, ClosedError) else logging.WARNING, "%s", error)
         End.close(self)  # the connection, and no more than that
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -113,9 +114,16 @@ class Child:
 def start_deaf(command: list[str]) -> subprocess.Popen[bytes]:
     """A process that signals to a whole group (a terminal's, a supervisor's) never end: they are blocked from
     its first instruction on, until it ignores them. Those to this process come when this returns."""
+    with deaf():
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Signals to the group come when this is over. From the main thread."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -141,7 +149,8 @@ class Service:
         Raises:
             BundleError, ResourceError, UsageError: as the process that could not start said it.
         """
-        self._config = msgspec.structs.replace(self._config, folder=str(private_folder()))
+        with deaf():  # a folder that was made is known to `close`
+            self._config = msgspec.structs.replace(self._config, folder=str(private_folder()))
         # The worker binds the socket between the two, the gateway the one outside: neither waits.
         for module in (WORKER, GATEWAY):
             self._children[module] = Child(module, self._config, self._events)

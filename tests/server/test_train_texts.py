@@ -221,10 +221,7 @@ def test_a_head_is_trained_from_nothing_but_a_bundle(bundle: Path, tmp_path: Pat
     assert (manifest.name, manifest.head.draft_vocab_size) == ("head", 100)
     assert manifest.identity.target_hash == identity.source_sha256
     assert manifest.identity.tokenizer_hash == identity.tokenizer_sha256
-    longest = max(
-        open_corpus(tmp_path / "head.work" / "corpus").lengths
-    )  # of 256 tokens of plain text, or more
-    assert 256 <= manifest.trained_len <= longest
+    assert manifest.trained_len == 0  # its texts were short: they say nothing of how far it is good
     head = load_head(tmp_path / "head")
     embedding = torch.tensor(Bundle.open(bundle).embedding().tolist())
     lm_head = torch.tensor(Bundle.open(bundle).lm_head(head.draft_to_target.numpy()).tolist())

@@ -133,7 +133,6 @@ def train_head(
         raise UsageError(f"{out}: {error}") from error
     corpus = open_corpus(work / "corpus")
     held, taught = split(corpus, plan.settings.seed)
-    manifest = dataclasses.replace(manifest, trained_len=int(corpus.lengths[taught].max()))
     vocabulary = draft_vocabulary(corpus, taught, config.vocab_size, config.draft_vocab_size)
     rows = open_target_rows(bundle.path)
     embedding = torch.from_numpy(rows.embedding())
