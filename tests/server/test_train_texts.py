@@ -240,6 +240,6 @@ def test_only_heads_of_the_final_norms_features_are_trained(bundle: Path, tmp_pa
     from starsd_server.train.run import Plan, head_config
 
     opened = Bundle.open(bundle)
-    taps = replace(opened, manifest=replace(opened.manifest, feature_layers=(0, 1)))
+    taps = replace(opened, manifest=replace(opened.manifest, feature_layers=(0, 1), projection="00"))
     with pytest.raises(BundleError, match="only EAGLE-1 heads are trained here"):
         head_config(taps, Plan(chat_tokens=1))
