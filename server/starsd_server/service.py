@@ -73,7 +73,9 @@ class Child:
         self.started_s = time.monotonic()
         self.ready = False
         self._events = events
-        self._process = start_deaf([sys.executable, "-m", module])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self.tell(msgspec.json.encode(config).decode())
         threading.Thread(target=self._read, daemon=True, name=f"{module} output").start()
 
@@ -111,16 +113,10 @@ class Child:
         self._events.put(Exited(self, self._process.wait()))
 
 
-def start_deaf(command: list[str]) -> subprocess.Popen[bytes]:
-    """A process that signals to a whole group (a terminal's, a supervisor's) never end: they are blocked from
-    its first instruction on, until it ignores them. Those to this process come when this returns."""
-    with deaf():
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """Signals to the group come when this is over. From the main thread."""
+    """Signals to this process come when this is over. Processes that are started meanwhile are deaf to those
+    to a whole group (a terminal's, a supervisor's) from their first instruction on, until they ignore them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
         yield
@@ -153,7 +149,7 @@ class Service:
             self._config = msgspec.structs.replace(self._config, folder=str(private_folder()))
         # The worker binds the socket between the two, the gateway the one outside: neither waits.
         for module in (WORKER, GATEWAY):
-            self._children[module] = Child(module, self._config, self._events)
+            self._start(module)
         ready: dict[str, Report] = {}
         while len(ready) < len(self._children):
             event = self._events.get()
@@ -215,6 +211,10 @@ class Service:
         """Process ids of "worker" and "gateway"."""
         return {child.name: child.pid for child in self._children.values()}
 
+    def _start(self, module: str) -> None:
+        with deaf():  # a process that was started is known to `close`
+            self._children[module] = Child(module, self._config, self._events)
+
     def _left_s(self) -> float:
         return float("inf") if self._leave_by_s is None else self._leave_by_s - time.monotonic()
 
@@ -237,7 +237,7 @@ class Service:
                 f"the {name} process ended {RESTARTS_ALLOWED} times within a minute: giving up"
             )
         log.warning("the %s process ended with code %d: starting it again", name, event.code)
-        self._children[module] = Child(module, self._config, self._events)
+        self._start(module)
         if self._leave_by_s is not None:
             self._children[module].tell(DRAIN)
 

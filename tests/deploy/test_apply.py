@@ -163,7 +163,7 @@ def test_release_that_does_not_start_is_rolled_back_and_its_journal_shown(
     board: LoopbackDevice, tmp_path: Path
 ) -> None:
     device = board.device(
-        endpoint_port=free_port(), bundle=str(make_bundle(tmp_path, "x")), drain_s=1.0, start_timeout_s=2.0
+        endpoint_port=free_port(), bundle=str(make_bundle(tmp_path, "x")), drain_s=1.0, start_timeout_s=8.0
     )
     apply(board, msgspec.structs.replace(device, start_timeout_s=20.0), wanted_factory(tmp_path, "1.0"))
     with pytest.raises(UnhealthyError, match=r"(?s)went back to 1\.0-.*the sky is falling"):
