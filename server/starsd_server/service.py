@@ -115,8 +115,8 @@ class Child:
 
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """Signals to this process come when this is over. Processes that are started meanwhile are deaf to those
-    to a whole group (a terminal's, a supervisor's) from their first instruction on, until they ignore them."""
+    """Signals to this process come when this is over. Processes that are started meanwhile are deaf to one
+    to a whole group (a terminal's, a supervisor's) from their first instruction on, until they ignore it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
         yield
