@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -115,13 +115,24 @@ class Child:
 
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """Signals to this process come when this is over. Processes that are started meanwhile are deaf to one
-    to a whole group (a terminal's, a supervisor's) from their first instruction on, until they ignore it."""
+    """Signals to this process are heeded when this is over, and processes that are started meanwhile are deaf
+    to those to a whole group (a terminal's, a supervisor's) from their first instruction, until they ignore
+    them."""
+    came: list[int] = []
+    heeded: dict[signal.Signals, Any] = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
+        if threading.current_thread() is threading.main_thread():
+            # The mask is not enough here: another thread may be given the signal, and this one handles it.
+            for number in GROUP_SIGNALS:
+                heeded[number] = signal.signal(number, lambda number, _frame: came.append(number))
         yield
     finally:
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for late in came:
+            signal.raise_signal(late)
 
 
 class Service:
