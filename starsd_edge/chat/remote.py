@@ -28,6 +28,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 0.3  # asked between keystrokes
 HEALTH_EVERY_S = 1.0
+WAY_ON = "start it again with `starsd serve`, or chat without it: --attach off"
 
 
 def find_server(url: str) -> str | None:
@@ -83,7 +84,7 @@ class RemoteBackend:
             yield from self._read(response)
         except (OSError, http.client.HTTPException) as error:
             if not self._cancelled:
-                raise UnreachableError(f"the server stopped answering: {error}") from error
+                raise UnreachableError(f"the server stopped answering ({error}): {WAY_ON}") from error
             yield AnswerEnd(FinishReason.CANCELLED, Figures())
         finally:
             self._socket = None
@@ -110,7 +111,7 @@ class RemoteBackend:
     def _read(self, response: http.client.HTTPResponse) -> Iterator[AnswerEvent]:
         reason = FinishReason.STOP
         figures, num_dropped, num_pieces = Figures(), 0, 0
-        for event in _events(response):
+        for event in self._events(response):
             if "error" in event:
                 raise StarSDError(str(event["error"].get("message", event["error"])))
             for choice in event.get("choices", ()):
@@ -127,6 +128,18 @@ class RemoteBackend:
             figures.completion_tokens = figures.completion_tokens or num_pieces
         yield AnswerEnd(reason, figures, num_dropped)
 
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        """Server-sent events with JSON, up to [DONE]. Raises ConnectionError where that is missing: an answer
+        that broke off is not one that is over."""
+        while (line := response.readline()).endswith(b"\n"):
+            if line.startswith(b"data: "):
+                data = line[len(b"data: ") :].strip()
+                if data == b"[DONE]":
+                    return
+                yield json.loads(data)
+        if not self._cancelled:
+            raise ConnectionError("it hung up in the middle of an answer")
+
     def _read_link(self) -> LinkStatus:
         try:
             health = _get(self._address, "/health", self._api_key, HEALTH_TIMEOUT_S)
@@ -135,7 +148,7 @@ class RemoteBackend:
                 state, health["service"], health["link_reason"], health["link_wait_s"], health["link_local"]
             )
         except (OSError, ValueError, KeyError, http.client.HTTPException):
-            return LinkStatus(LinkState.LOST, "", "the server does not answer")
+            return LinkStatus(LinkState.NO_SERVER, "", "the server does not answer")
 
 
 class _Address:
@@ -215,16 +228,6 @@ def _refusal(status: int, body: bytes) -> StarSDError:
     if http.client.BAD_REQUEST <= status < http.client.INTERNAL_SERVER_ERROR:
         return UsageError(message)
     return StarSDError(message)
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Server-sent events with JSON, up to [DONE] or the end."""
-    while line := response.readline():
-        if line.startswith(b"data: "):
-            data = line[len(b"data: ") :].strip()
-            if data == b"[DONE]":
-                return
-            yield json.loads(data)
 
 
 def _figures(event: dict[str, Any]) -> Figures:

@@ -35,6 +35,7 @@ class LinkState(Enum):
     INEXACT = "no exact trees"  # this runtime cannot verify trees to the bit
     BLOCKED = "context not drafted"  # the service answers, but takes this context no more
     LOST = "draft service lost"
+    NO_SERVER = "server lost"  # whose draft service it would be
 
     @property
     def is_linked(self) -> bool:
@@ -69,6 +70,8 @@ def link_words(link: LinkStatus) -> str:
         return f"decoding plainly: faster here than drafts from {link.service} ({link.wait_s * 1e3:.0f} ms)"
     if link.state in (LinkState.LOST, LinkState.BLOCKED):
         return f"{without}: {link.reason or 'the draft service is lost'}"
+    if link.state is LinkState.NO_SERVER:
+        return link.reason or "the server does not answer"
     if link.state is LinkState.INEXACT:
         return "decoding plainly: no tree is exact at this precision (--draft inexact drafts)"
     if link.state is LinkState.OFF:
@@ -83,7 +86,7 @@ def connection_words(link: LinkStatus) -> str:
     """`connected to tcp://host:5555 (12 ms)`, whatever is made of it."""
     if link.state is LinkState.NONE:
         return str(link.state.value)
-    if link.state is LinkState.LOST:
+    if link.state in (LinkState.LOST, LinkState.NO_SERVER):
         return f"not connected: {link.reason or 'the draft service is lost'}"
     wait = f" ({link.wait_s * 1e3:.0f} ms)" if link.wait_s else ""
     return f"connected to {link.service}{wait}" if link.service else str(link.state.value)

@@ -130,6 +130,7 @@ def test_drafting_that_is_off_is_said_to_be_off() -> None:
             LinkStatus(LinkState.LOST, "tcp://a:1", "it is late", local=True),
         ),
         ("decoding plainly: the draft service is lost", LinkStatus(LinkState.LOST, "tcp://a:1")),
+        ("the server is gone", LinkStatus(LinkState.NO_SERVER, reason="the server is gone")),
         ("decoding plainly: drafting is off", LinkStatus(LinkState.OFF, "tcp://a:1")),
         ("decoding plainly: it is too long", LinkStatus(LinkState.BLOCKED, "tcp://a:1", "it is too long")),
     ],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
-from starsd_edge.chat.answer import AnswerEnd, AnswerPiece, FinishReason
+from starsd_edge.chat.answer import AnswerEnd, AnswerEvent, AnswerPiece, FinishReason
 from starsd_edge.chat.conversation import Conversation
 from starsd_edge.chat.remote import RemoteBackend, find_server
 from starsd_edge.chat.settings import ChatSettings, FullWindow
@@ -88,7 +93,62 @@ def test_a_server_that_ends_is_one_clear_error() -> None:
     with pytest.raises(UnreachableError, match="stopped answering"):
         ask(conversation, "Who?")
     assert [] == conversation.messages
-    assert LinkState.LOST is conversation.backend.link().state
+    assert LinkState.NO_SERVER is conversation.backend.link().state
+
+
+def before_the_last_event(answer: bytes) -> int:
+    return answer.index(b"data: [DONE]")
+
+
+def in_the_middle_of_an_event(answer: bytes) -> int:
+    return answer.index(b'"content":"s') + 9
+
+
+def before_anything(answer: bytes) -> int:
+    return 0
+
+
+@pytest.mark.parametrize("cut", [before_the_last_event, in_the_middle_of_an_event, before_anything])
+def test_an_answer_that_breaks_off_is_not_one_that_is_over(cut: Callable[[bytes], int]) -> None:
+    """As when the server is killed: what came is shown, and nothing says that this was all."""
+    with serving(toy_speaker(script="Yes, and so on")) as server, closing(Cutter(server.port, cut)) as cutter:
+        conversation = Conversation(RemoteBackend(f"http://127.0.0.1:{cutter.port}"))
+        came: list[AnswerEvent] = []
+        with pytest.raises(UnreachableError, match=r"stopped answering.*`starsd serve`"):
+            came.extend(conversation.ask("Who?"))
+    assert not any(isinstance(event, AnswerEnd) for event in came)
+
+
+class Cutter:
+    """Passes bytes to and from a server on `server_port`, and hangs up at `cut` of an answer's bytes."""
+
+    def __init__(self, server_port: int, cut: Callable[[bytes], int]) -> None:
+        self._server_port, self._cut = server_port, cut
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self._pass_on(self._listener.accept()[0])
+
+    def _pass_on(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._server_port)) as server:
+            request = b""
+            while b"\r\n\r\n" not in request:
+                request += client.recv(65536)
+            head, _, body = request.partition(b"\r\n\r\n")
+            length = int((re.search(rb"(?i)content-length: (\d+)", head) or [0, 0])[1])
+            while len(body) < length:
+                body += client.recv(65536)
+            server.sendall(head + b"\r\nConnection: close\r\n\r\n" + body)
+            answer = b"".join(iter(lambda: server.recv(65536), b""))
+            client.sendall(answer[: self._cut(answer)] if head.startswith(b"POST") else answer)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
 
 def test_the_key_is_sent_and_asked_for() -> None:
