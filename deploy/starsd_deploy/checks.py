@@ -174,10 +174,12 @@ def _disk(device: Device, facts: Facts) -> Check:
 
 
 def _systemd(device: Device, facts: Facts) -> Check:
-    if facts.init != "systemd" and "systemctl" not in facts.tools:
-        return Check(
-            "systemd", Level.BLOCKER, f"process 1 is {facts.init or 'unknown'}", "a device needs systemd"
-        )
+    # process 1 may be hidden from this user; `offline` is systemctl's word for a host not booted with systemd
+    no_system = facts.init not in {"systemd", "unknown"} or facts.init_state == "offline"
+    if "systemctl" not in facts.tools or (device.unit is UnitScope.SYSTEM and no_system):
+        found = f"process 1 is {facts.init}, systemctl says {facts.init_state or 'nothing'}"
+        fix = "boot the device with systemd, which starts the service and keeps it running"
+        return Check("systemd", Level.BLOCKER, found, fix)
     if device.unit is UnitScope.USER and facts.init_state in {"", "offline"}:
         fix = 'log in through PAM (UsePAM yes in sshd_config), or set unit = "system"'
         return Check("systemd", Level.BLOCKER, "the user's systemd cannot be reached", fix)
@@ -210,9 +212,10 @@ def _linger(device: Device, facts: Facts) -> Check | None:
 
 
 def _port(device: Device, facts: Facts) -> Check:
-    port = device.endpoint_port if device.role is Role.TARGET else device.draft_port
+    key = "endpoint_port" if device.role is Role.TARGET else "draft_port"
+    port = getattr(device, key)
     if facts.port_users and not facts.state.unit_active:
-        fix = "end the other program, or choose another port in the inventory"
+        fix = f"end the other program, or set `{key}` in the inventory to a free one (`port` is SSH's)"
         return Check("port", Level.BLOCKER, f"{port} is taken by another program", fix)
     return _ok("port", f"{port} is {'ours' if facts.port_users else 'free'}")
 

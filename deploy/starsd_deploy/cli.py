@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,14 @@ from rich.console import Console
 from starsd_deploy.apply import Outcome, Pace, apply_plan, parse_batch
 from starsd_deploy.checks import Level
 from starsd_deploy.cli_operate import exec_, keys, logs, rollback, unlock_
-from starsd_deploy.cli_options import DEFAULT_FLEET, Selection, end_with, selecting, sudo_from
+from starsd_deploy.cli_options import (
+    DEFAULT_FLEET,
+    Selection,
+    confirm_on_terminal,
+    end_with,
+    selecting,
+    sudo_from,
+)
 from starsd_deploy.folders import require_folders
 from starsd_deploy.inventory import inventory_schema
 from starsd_deploy.lease import this_holder
@@ -156,8 +162,8 @@ def apply(
         for line in plan_lines(planned):
             click.echo(line, err=as_json)
     changing = [one for one in whole.devices if one.steps]
-    if changing and not yes and sys.stdin.isatty():
-        click.confirm(f"Change {len(changing)} of {len(whole.devices)} devices?", abort=True, err=as_json)
+    if changing and not yes:
+        confirm_on_terminal(f"Change {len(changing)} of {len(whole.devices)} devices?", err=as_json)
     pace = Pace(
         parallel=selection.parallel,
         uploads=uploads,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from starsd_deploy.cli_options import Selection, end_with, selecting, sudo_from
+from starsd_deploy.cli_options import Selection, confirm_on_terminal, end_with, selecting, sudo_from
 from starsd_deploy.device import DeviceShell
 from starsd_deploy.facts import Facts
 from starsd_deploy.inventory import Device, Role
@@ -80,8 +80,8 @@ def _entered(selection: Selection, device: Device) -> Iterator[tuple[Connection,
 def rollback(selection: Selection, to: str, yes: bool, as_json: bool, sudo_password_file: Any) -> None:
     """Make the earlier release live again. Sends nothing, removes nothing."""
     names = [device.name for device in selection.devices]
-    if len(names) > 1 and not yes and sys.stdin.isatty():
-        click.confirm(f"Roll back {len(names)} devices: {', '.join(names)}?", abort=True, err=as_json)
+    if len(names) > 1 and not yes:
+        confirm_on_terminal(f"Roll back {len(names)} devices: {', '.join(names)}?", err=as_json)
     sudo = sudo_from(sudo_password_file)
 
     def back(device: Device) -> str:
@@ -154,8 +154,8 @@ def unlock_(selection: Selection) -> None:
 
     def free(device: Device) -> None:
         with selection.login.connect(device) as connection:
-            unlock(connection, device)
-        click.echo(f"{device.name}: unlocked")
+            was_locked = unlock(connection, device)
+        click.echo(f"{device.name}: {'unlocked' if was_locked else 'was not locked'}")
 
     end_with(_on_each(selection, free)[1])
 

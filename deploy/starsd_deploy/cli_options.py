@@ -16,7 +16,7 @@ from starsd_deploy.sudo import SudoPassword
 from starsd_deploy.survey import Login
 from starsd_edge.errors import StarSDError, UsageError
 
-__all__ = ["Selection", "ask_on_terminal", "end_with", "selecting", "sudo_from"]
+__all__ = ["Selection", "ask_on_terminal", "confirm_on_terminal", "end_with", "selecting", "sudo_from"]
 
 DEFAULT_FLEET = "fleet.toml"
 PARALLEL = 10
@@ -84,6 +84,17 @@ def ask_on_terminal(question: str) -> str:
             f"{question.strip()} is needed and there is no terminal to ask on; see --sudo-password-file"
         )
     return str(click.prompt(question.removesuffix(": "), hide_input=True, err=True))
+
+
+def confirm_on_terminal(question: str, *, err: bool) -> None:
+    """Ask whether to go on; end the command if not.
+
+    Raises:
+        UsageError: nobody is there to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} There is no terminal to ask on: add -y")
+    click.confirm(question, abort=True, err=err)
 
 
 def _words(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -54,6 +54,8 @@ lease_alive() {
 }
 beat() { echo "$(boot) $(uptime_s)" | put "$root/lease/beat" 600; }
 lease_ours() { [ "$(cat "$root/lease/token" 2>/dev/null)" = "$token" ]; }
+# or what a cut has left of one
+lease_there() { [ -e "$root/lease/holder" ] || [ -e "$root/lease/token" ] || [ -e "$root/lease/beat" ]; }
 lease_take_locked() {
     if ! lease_ours && lease_alive; then
         cat "$root/lease/holder"
@@ -68,11 +70,14 @@ lease_beat_locked() {
     beat
 }
 lease_drop_locked() { if lease_ours; then rm -f "$root/lease/token" "$root/lease/holder" "$root/lease/beat"; fi; }
-lease_break_locked() { rm -f "$root/lease/token" "$root/lease/holder" "$root/lease/beat"; }
+lease_break_locked() { # prints `broken` where there was a lease
+    ! lease_there || echo broken
+    rm -f "$root/lease/token" "$root/lease/holder" "$root/lease/beat"
+}
 lease_take() { locked lease_take_locked "$1"; }
 lease_beat() { locked lease_beat_locked; }
 lease_drop() { [ ! -d "$root/lease" ] || locked lease_drop_locked; }
-lease_break() { [ ! -d "$root/lease" ] || locked lease_break_locked; }
+lease_break() { ! lease_there || locked lease_break_locked; }
 
 # --- content -----------------------------------------------------------------------------------------------
 

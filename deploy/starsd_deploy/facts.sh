@@ -89,7 +89,7 @@ print(sys.executable, "%d.%d.%d" % sys.version_info[:3], sysconfig.get_platform(
       "pip" if u.find_spec("pip") else "-", "tensorrt" if u.find_spec("tensorrt") else "-")' </dev/null
 done
 section systemd
-cat /proc/1/comm
+cat /proc/1/comm || echo unknown # hidepid hides it from who is not root
 sctl is-system-running </dev/null
 section tools
 for tool in sha256sum flock systemctl loginctl journalctl ss dd sync stat tar; do
@@ -127,7 +127,7 @@ try:
     socket.create_connection((host.strip("[]"), int(port)), 3).close()
     print(sys.argv[1], "open")
 except OSError as error:
-    print(sys.argv[1], error)' "$peer" </dev/null
+    print(sys.argv[1], error.strerror or error)' "$peer" </dev/null
 done
 
 section unit

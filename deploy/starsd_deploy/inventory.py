@@ -79,6 +79,9 @@ class UnitScope(enum.Enum):
     USER = "user"  # needs lingering, else it ends with the last login
 
 
+CHOICES: dict[str, type[enum.Enum]] = {"roles": Role, "runtime": Runtime, "unit": UnitScope}  # by key
+
+
 class ServiceAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A draft service that the fleet uses and does not deploy."""
 
@@ -340,6 +343,9 @@ def _convert(value: object, kind: Any, text: str, path: Path, prefix: tuple[str,
         ]
         unknown = re.search(r"unknown field `([^`]+)`", message)
         missing = re.search(r"missing required field `([^`]+)`", message)
+        choices = CHOICES.get(inner[0]) if inner else None
+        if choices and message.startswith("Invalid enum value"):
+            message += f"; allowed: {', '.join(choice.value for choice in choices)}"
         keys = (*prefix, *inner) + ((unknown.group(1),) if unknown else ())
         if unknown:
             message += f"; allowed: {', '.join(_fields(kind, prefix))}"

@@ -88,9 +88,9 @@ def admitting(device: Device, drafts: dict[str, Facts]) -> tuple[str, ...]:
     return tuple(name for name, facts in drafts.items() if device.name in facts.state.trusted)
 
 
-def unlock(connection: Connection, device: Device) -> None:
-    """Take a lease away from whoever holds it."""
-    DeviceShell(connection, device.root, "").do("lease_break")
+def unlock(connection: Connection, device: Device) -> bool:
+    """Take a lease away from whoever holds it; False if nobody did, and nothing was changed then."""
+    return bool(DeviceShell(connection, device.root, "").do("lease_break").strip())
 
 
 def restart_and_confirm(shell: DeviceShell, device: Device, release: str, context: RunContext) -> None:

@@ -288,13 +288,19 @@ def _socket(hop: Hop, previous: paramiko.Transport | None) -> Any:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
         return sock
     except (OSError, paramiko.SSHException) as error:
-        reason = (
-            "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
-        )
         raise UnreachableError(
-            f"{hop.alias}: cannot reach {hop.host} port {hop.port} ({reason}); is it on, "
+            f"{hop.alias}: cannot reach {hop.host} port {hop.port} ({_reason(error)}); is it on, "
             "and is the address right?"
         ) from error
+
+
+def _reason(error: OSError | paramiko.SSHException) -> str:
+    """In words: no error numbers, no class names."""
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, paramiko.ChannelException):
+        return f"the jump host says: {error.text}"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _handshake(transport: paramiko.Transport, hop: Hop) -> None:

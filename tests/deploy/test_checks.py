@@ -85,10 +85,27 @@ def test_healthy_device_has_nothing_to_mend() -> None:
         ),
         ("disk", TARGET, {"disk": "/dev/x 9 9 100000 99% /\n/dev/x 9 9 9 9% /"}, Level.WARNING, "root"),
         ("systemd", TARGET, {"systemd": "init\n", "tools": "sha256sum"}, Level.BLOCKER, "systemd"),
+        ("systemd", TARGET, {"systemd": "sleep\noffline"}, Level.BLOCKER, "boot the device with systemd"),
+        ("systemd", TARGET, {"systemd": "unknown\noffline"}, Level.BLOCKER, "boot the device with systemd"),
+        ("systemd", TARGET, {"systemd": "sleep\n"}, Level.BLOCKER, "boot the device with systemd"),
+        (
+            "systemd",
+            TARGET,
+            {"systemd": "unknown\nrunning"},
+            Level.OK,
+            "",
+        ),  # process 1 is hidden from this user
         ("systemd", change(unit=UnitScope.USER), {"systemd": "systemd\noffline"}, Level.BLOCKER, "PAM"),
         ("sudo", TARGET, {"sudo": "none", "unit": "disabled\ninactive\n0"}, Level.BLOCKER, 'unit = "user"'),
         ("linger", change(unit=UnitScope.USER), {"linger": "no"}, Level.BLOCKER, "enable-linger edge"),
-        ("port", TARGET, {"unit": "disabled\ninactive\n0"}, Level.BLOCKER, "another port"),
+        ("port", TARGET, {"unit": "disabled\ninactive\n0"}, Level.BLOCKER, "set `endpoint_port` in"),
+        (
+            "port",
+            change(roles=(Role.DRAFT,), service=()),
+            {"unit": "disabled\ninactive\n0"},
+            Level.BLOCKER,
+            "set `draft_port` in",
+        ),
         ("service", TARGET, {"reach": "10.0.0.2:7731 timed out"}, Level.WARNING, "firewall"),
         (
             "service",

@@ -23,7 +23,7 @@ from starsd_deploy.facts import State
 from starsd_deploy.inventory import Device, Fleet, Role
 from starsd_deploy.lease import Holder
 from starsd_deploy.operate import log_lines, revoke, roll_back, rotate_key
-from starsd_deploy.plan import PLAN_VERSION, DevicePlan, Plan, plan_device
+from starsd_deploy.plan import PLAN_VERSION, DevicePlan, Plan, plan_device, write_plan
 from starsd_deploy.progress import FleetProgress
 from starsd_deploy.runner import RunContext, gather_facts
 from starsd_deploy.ssh import Connection
@@ -276,8 +276,35 @@ def test_a_lost_device_stops_no_command_for_the_others(site: Site) -> None:
     assert "away: cannot reach 127.0.0.1 port 1" in done.output
     assert done.exit_code != 0
     unlocked = CliRunner().invoke(command, ["unlock", *options, "--limit", "away,desk"])
-    assert "desk: unlocked" in unlocked.output
+    assert "desk: was not locked" in unlocked.output
     assert unlocked.exit_code != 0
+
+
+def test_unlock_tells_whether_there_was_a_lease_and_leaves_a_bare_device_bare(site: Site) -> None:
+    options = ["--fleet", str(fleet_toml(site)), "--ssh-config", str(site.config), "--limit", "nano1"]
+    device = site.fleet.device("nano1")
+    assert CliRunner().invoke(command, ["unlock", *options]).output == "nano1: was not locked\n"
+    assert not Path(device.root).exists()
+    with site.login.connect(device) as connection:
+        DeviceShell(connection, device.root, "gone").do("lease_take", "{}")
+    assert CliRunner().invoke(command, ["unlock", *options]).output == "nano1: unlocked\n"
+    assert CliRunner().invoke(command, ["unlock", *options]).output == "nano1: was not locked\n"
+
+
+def test_what_would_ask_is_refused_without_a_terminal_and_changes_nothing(site: Site) -> None:
+    """`CliRunner` has no terminal, as cron has none."""
+    options = ["--fleet", str(fleet_toml(site)), "--ssh-config", str(site.config)]
+    file = site.folder / "plan.json"
+    file.write_bytes(write_plan(site.plan("1.0")))
+    refused = CliRunner().invoke(command, ["apply", *options, str(file)])
+    assert isinstance(refused.exception, UsageError)
+    assert str(refused.exception) == "Change 2 of 2 devices? There is no terminal to ask on: add -y"
+    assert not site.state("desk").current
+    done = CliRunner().invoke(command, ["apply", *options, "-y", str(file)])
+    assert done.exit_code == 0, done.output
+    again = CliRunner().invoke(command, ["rollback", *options])
+    assert isinstance(again.exception, UsageError)
+    assert str(again.exception).endswith("desk, nano1? There is no terminal to ask on: add -y")
 
 
 def test_rollback_tells_each_device_and_json_has_them_all(site: Site) -> None:

@@ -75,13 +75,18 @@ def test_selecting_nothing_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('unit = "user"', 'unit = "root"', r"line 14, devices\.nano1\.unit: .*root"),
+        ('unit = "user"', 'unit = "root"', r"line 14, devices\.nano1\.unit: .*root'; allowed: system, user$"),
+        ('unit = "user"', 'runtime = "x"', r"nano1\.runtime: .*'x'; allowed: onnxruntime, tensorrt$"),
         (
             'unit = "user"',
             "unitt = 1",
             r"line 14, devices\.nano1\.unitt: .*unknown field `unitt`; allowed: .*unit",
         ),
-        ('roles = ["draft"]', 'roles = ["drafter"]', r"line 9, devices\.desk\.roles.*drafter"),
+        (
+            'roles = ["draft"]',
+            'roles = ["drafter"]',
+            r"line 9, devices\.desk\.roles.*r'; allowed: target, draft$",
+        ),
         ('roles = ["draft"]', "", r"line 7, devices\.desk: .*missing required field `roles`"),
         ('roles = ["draft"]', "roles = []", r"line 7, devices\.desk: roles must name one role"),
         ('user = "edge"', "user = 7", r"line 2, defaults\.user: Expected `str`, got `int`"),

@@ -13,6 +13,7 @@ import paramiko
 import pytest
 
 from starsd_deploy.known_hosts import HostKey, fingerprint
+from starsd_deploy.runner import gather_facts
 from starsd_deploy.ssh import connect
 from starsd_deploy.ssh_config import KEEPALIVE_S, Route, SshFiles, load_ssh_files, route_to
 from starsd_edge.errors import AuthenticationError, ConfigError, DeployError, UnreachableError
@@ -211,6 +212,25 @@ def test_agent_at_the_configured_socket_logs_in(board: LoopbackDevice) -> None:
 def test_nothing_listens_is_unreachable_with_address_and_port(board: LoopbackDevice) -> None:
     with pytest.raises(UnreachableError, match=r"cannot reach 127\.0\.0\.1 port 1 \(Connection refused\)"):
         connect(one_hop(board, port=1))
+
+
+def test_a_name_that_does_not_resolve_is_told_in_words(board: LoopbackDevice) -> None:
+    with pytest.raises(
+        UnreachableError, match=r"cannot reach desk\.invalid port 22 \([A-Z][a-z ]+\); is it on"
+    ):
+        connect(one_hop(board, host="desk.invalid", port=22))
+
+
+def test_nothing_listens_behind_a_jump_host(board: LoopbackDevice) -> None:
+    told = r"inner: cannot reach 127\.0\.0\.1 port 1 \(the jump host says: Connect failed\)"
+    with pytest.raises(UnreachableError, match=told):
+        connect(Route(hops=(board.hop(), board.hop(alias="inner", port=1))))
+
+
+def test_a_service_that_the_device_cannot_reach_is_told_in_words(board: LoopbackDevice) -> None:
+    with board.connect() as connection:
+        facts = gather_facts(connection, board.device("board"), ("127.0.0.1:1",))
+    assert facts.reach == {"127.0.0.1:1": "Connection refused"}
 
 
 def test_two_jumps_reach_the_device(board: LoopbackDevice) -> None:
