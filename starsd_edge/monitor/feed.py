@@ -39,6 +39,7 @@ RECEIVE_QUEUE = 8  # snapshots: a monitor that was stopped for longer wants the 
 PROBE_EVERY_S = 5.0  # how often an unreachable service is probed, at most
 PROBE_TIMEOUT_S = 1.0
 RENEW_EVERY_S = 5.0  # ZeroMQ does not try again after a refusal, so the socket is made anew
+MECHANISM_MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 MAX_EVENTS_A_POLL = 100  # of a socket's monitor: a storm of events must not stop the screen
 
 
@@ -149,7 +150,8 @@ class Watch:
         self.link = Link(since_s=time.monotonic())
         self._context, self._poller = context, poller
         self._renewed_s = self._probed_s = time.monotonic()
-        self._trying = False
+        self._trying = self._asking = False
+        self._asked_s = -PROBE_EVERY_S
         self._probed: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         self._open()
 
@@ -185,17 +187,26 @@ class Watch:
                 self._trying and name != zmq.EVENT_CONNECTED
             )
             if name == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                self.note(self._what_broke(value), now_s)
+                self._note_broken(value, now_s)
+            elif name == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value != MECHANISM_MISMATCH:
+                self.note(LinkEvent.HANDSHAKE_FOREIGN, now_s)
+            elif name == zmq.EVENT_DISCONNECTED and self._asking:
+                continue  # why is being asked
             elif name == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == FULL_STATUS:
                 self.note(LinkEvent.KEY_FULL, now_s)
             elif name in EVENTS:
                 self.note(EVENTS[name], now_s)
 
-    def _what_broke(self, error: int) -> LinkEvent:
+    def _note_broken(self, error: int, now_s: float) -> None:
+        """A handshake that ended without a word: of a wrong key as of a socket that is none for watching."""
         if error in (errno.EAGAIN, errno.ETIMEDOUT):
-            return LinkEvent.HANDSHAKE_TIMED_OUT
-        # Who has no keys cannot have the wrong one.
-        return LinkEvent.HANDSHAKE_BROKEN if self.source.keys else LinkEvent.HANDSHAKE_MISFIT
+            self.note(LinkEvent.HANDSHAKE_TIMED_OUT, now_s)
+        elif self.source.keys is None:  # who has none cannot have the wrong one
+            self.note(LinkEvent.HANDSHAKE_FOREIGN, now_s)
+        elif not self._asking and now_s - self._asked_s >= PROBE_EVERY_S:
+            self._asking, self._asked_s = True, now_s
+            arguments = (self._context, self.source.endpoint, self.source.keys, self._probed)
+            threading.Thread(target=ask_as_edge, args=arguments, daemon=True).start()
 
     def look_after(self, now_s: float) -> int:
         """Find out why nothing connects, and renew a socket that stopped trying; number of probes made."""
@@ -204,7 +215,9 @@ class Watch:
             self._close_sockets()
             self._open()
         with contextlib.suppress(queue.Empty):
-            self.note(self._probed.get_nowait(), now_s)
+            event = self._probed.get_nowait()
+            self._asking &= event not in (LinkEvent.HANDSHAKE_BROKEN, LinkEvent.HANDSHAKE_FOREIGN)
+            self.note(event, now_s)
         if self.link.state in CONNECTED or not self._trying or now_s - self._probed_s < self._patience_s:
             return 0
         self._probed_s = now_s
@@ -230,9 +243,7 @@ class Watch:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         self._socket.setsockopt(zmq.IPV6, 1)
         if self.source.keys is not None:
-            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self.source.keys.public)
-            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self.source.keys.secret)
-            self._socket.setsockopt(zmq.CURVE_SERVERKEY, self.source.keys.service)
+            use_keys(self._socket, self.source.keys)
         self._events = self._socket.get_monitor_socket()
         self._socket.setsockopt(zmq.SUBSCRIBE, TOPIC)
         self._socket.connect(self.source.endpoint)
@@ -259,6 +270,35 @@ EVENTS: dict[int, LinkEvent] = {
 }
 GIVEN_UP = (LinkState.UNKNOWN_KEY, LinkState.TOO_MANY, LinkState.NOT_ENCRYPTED, LinkState.OTHER_PROGRAM)
 CONNECTED = (LinkState.UP, LinkState.OTHER_SERVICE, *GIVEN_UP)
+
+
+def use_keys(socket: zmq.Socket[bytes], keys: WatchKeys) -> None:
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.service)
+
+
+def ask_as_edge(
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    keys: WatchKeys,
+    result: queue.SimpleQueue[LinkEvent],
+) -> None:
+    """Shake hands as a device does that wants drafts: where that succeeds, the key is right and the port is
+    the draft service's own. Blocks up to HANDSHAKE_TIMEOUT_MS."""
+    event = LinkEvent.HANDSHAKE_BROKEN
+    with contextlib.suppress(zmq.ZMQError), context.socket(zmq.DEALER) as edge:  # the feed may be closed
+        edge.setsockopt(zmq.LINGER, 0)
+        edge.setsockopt(zmq.IPV6, 1)
+        use_keys(edge, keys)
+        shaken = zmq.EVENT_HANDSHAKE_SUCCEEDED
+        failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        with edge.get_monitor_socket(shaken | failed) as events:
+            edge.connect(endpoint)
+            if events.poll(HANDSHAKE_TIMEOUT_MS) and monitor_event(events.recv_multipart())[0] == shaken:
+                event = LinkEvent.HANDSHAKE_FOREIGN
+            edge.disable_monitor()
+    result.put(event)
 
 
 def probe(endpoint: str, result: queue.SimpleQueue[LinkEvent]) -> None:

@@ -43,7 +43,7 @@ ADVICE = {
     LinkState.OTHER_PROGRAM: "what answers there is no monitor's port: it is one above the draft service's",
     LinkState.SERVER_DOWN: "the host answers, but nothing listens on that port: is the service running?",
     LinkState.NO_ROUTE: "the host cannot be reached: check address, network and firewall",
-    LinkState.HUNG: "connected, but it publishes nothing: the service hangs or is stopped",
+    LinkState.HUNG: "it takes connections and says nothing: a service that hangs, or another program",
     LinkState.ENDED: "end of the recording",
 }
 
@@ -57,7 +57,8 @@ class LinkEvent(enum.Enum):
     KEY_FULL = enum.auto()  # ZAP answered 500
     HANDSHAKE_BROKEN = enum.auto()  # closed without a word
     HANDSHAKE_TIMED_OUT = enum.auto()  # the kernel took the connection, the program never answered
-    HANDSHAKE_MISFIT = enum.auto()
+    HANDSHAKE_MISFIT = enum.auto()  # one end has keys, the other none
+    HANDSHAKE_FOREIGN = enum.auto()  # what came, or that the connection ended, fits no service
     DISCONNECTED = enum.auto()
     SNAPSHOT = enum.auto()
     PROBE_REFUSED = enum.auto()
@@ -88,6 +89,7 @@ LEADS_TO = {
     LinkEvent.HANDSHAKE_BROKEN: LinkState.OTHER_SERVICE,
     LinkEvent.HANDSHAKE_TIMED_OUT: LinkState.HUNG,
     LinkEvent.HANDSHAKE_MISFIT: LinkState.NOT_ENCRYPTED,
+    LinkEvent.HANDSHAKE_FOREIGN: LinkState.OTHER_PROGRAM,
     LinkEvent.DISCONNECTED: LinkState.CONNECTING,
     LinkEvent.SNAPSHOT: LinkState.UP,
     LinkEvent.PROBE_REFUSED: LinkState.SERVER_DOWN,

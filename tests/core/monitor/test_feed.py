@@ -142,6 +142,23 @@ class TestLinkIsDown:
         feed.close()
         publishers[0].close()
 
+    def test_another_program_that_greets_is_no_service_without_encryption(self) -> None:
+        """As an SSH server does; to a watcher without keys and to one with them."""
+        public, secret = zmq.curve_keypair()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(0.0)
+            endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+            feed = ZmqFeed([Source("a", endpoint), Source("b", endpoint, WatchKeys(public, secret, public))])
+
+            def greet() -> None:
+                with contextlib.suppress(BlockingIOError):
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\nInvalid SSH identification string.\r\n")
+
+            until(feed, lambda _: {link.state for link in feed.links} == {LinkState.OTHER_PROGRAM}, greet)
+            feed.close()
+
     def test_packets_vanish(self) -> None:
         """As behind a firewall that drops: a listener whose queue is full answers no further connection."""
         with contextlib.ExitStack() as stack:
@@ -281,6 +298,32 @@ class TestKeys:
         feed = ZmqFeed([Source("desk", publisher.endpoint, other)])
         until(feed, lambda _: feed.links[0].state is LinkState.OTHER_SERVICE)
         feed.close()
+
+    def test_the_draft_service_s_own_port_is_told_from_a_wrong_key(
+        self, context: zmq.Context[zmq.Socket[bytes]], service: tuple[SnapshotPublisher, bytes, WatchKeys]
+    ) -> None:
+        """Of both the handshake of a watcher ends without a word."""
+        _, _, trusted = service
+        public, secret = zmq.curve_keypair()
+        keys = WatchKeys(trusted.public, trusted.secret, public)
+        other = WatchKeys(trusted.public, trusted.secret, zmq.curve_keypair()[0])
+        with context.socket(zmq.ROUTER) as drafts:
+            drafts.setsockopt(zmq.ZAP_DOMAIN, b"monitor")
+            drafts.setsockopt(zmq.CURVE_SERVER, 1)
+            drafts.setsockopt(zmq.CURVE_SECRETKEY, secret)
+            endpoint = f"tcp://127.0.0.1:{drafts.bind_to_random_port('tcp://127.0.0.1')}"
+            feed = ZmqFeed([Source("desk", endpoint, keys), Source("other", endpoint, other)])
+            seen: list[set[LinkState]] = [set(), set()]
+
+            def note() -> None:
+                for states, link in zip(seen, feed.links, strict=True):
+                    states.add(link.state)
+
+            expected = [LinkState.OTHER_PROGRAM, LinkState.OTHER_SERVICE]
+            until(feed, lambda _: [link.state for link in feed.links] == expected, note)
+            feed.close()
+        for states, state in zip(seen, expected, strict=True):
+            assert states <= {LinkState.CONNECTING, state}
 
     def test_a_watcher_without_keys_gets_nothing(
         self, service: tuple[SnapshotPublisher, bytes, WatchKeys]
