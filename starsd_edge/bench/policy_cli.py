@@ -36,7 +36,8 @@ __all__ = ["command"]
     type=click.Choice(["recorded", "simulated"]),
     default="recorded",
     show_default=True,
-    help="Answers and trees of the embedded model and its head, or of a model of a large model's.",
+    help="Answers and trees of the embedded model and its head, or simulated ones as a large model's head "
+    "would draft them.",
 )
 @json_option
 @result_option("--csv", "csv_file", "Write the cells there, a line each.")

@@ -43,6 +43,10 @@ class Conditions:
     loss_pct: float
     load_pct: int | None
 
+    def __str__(self) -> str:
+        service = "service dead" if self.load_pct is None else f"load {self.load_pct} %"
+        return f"{self.rtt_ms:g} ms, {self.loss_pct:g} % lost, {service}"
+
 
 class Advancing(Protocol):
     """A clock that moves when a forward takes time."""

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,12 +76,19 @@ MEASURED_CONTEXT = 512  # tokens: more than any measurement needs
 def command(
     *, measure: bool, bundle: str | None, quant: str | None, provider: str | None, as_json: bool
 ) -> None:
-    """Tell what this machine can be: target, draft service, deployer. Changes nothing."""
+    """Tell what this machine can be: target, draft service, deployer. Changes nothing.
+
+    Exits with 1 where the model that --measure asks for does not run here.
+    """
     if not measure and (bundle or quant or provider):
         raise UsageError("--bundle, --quant and --provider are for what --measure loads: give that, too")
-    findings = list(examine())
-    if measure:
-        findings += measured(bundle, provider, quant)
+    figures = list(measured(bundle, provider, quant)) if measure else []
+    tell([*examine(), *figures], as_json=as_json)
+    if any(finding.grade is Grade.MISSING for finding in figures):
+        sys.exit(1)
+
+
+def tell(findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([{**asdict(f), "grade": f.grade.value} for f in findings]))
         return
@@ -225,14 +232,14 @@ def measure_bundle(bundle: str | None, provider: str | None, quant: str | None) 
     from starsd_edge.config import read_config
     from starsd_edge.decoding.decoder import GUARD_PER_NOISE
 
-    def tell(line: str) -> None:
+    def say(line: str) -> None:
         click.echo(line, err=True)
 
     calibrate = importlib.import_module("starsd_jetson.calibrate")
     chosen = bundle or (EMBEDDED if quant else read_config().chat.bundle or EMBEDDED)
-    opened = open_bundle(ModelChoice(chosen, quant), tell)
+    opened = open_bundle(ModelChoice(chosen, quant), say)
     runtime = target_class(opened.manifest, provider)
-    read_ahead(opened, runtime.files_read(opened), tell)
+    read_ahead(opened, runtime.files_read(opened), say)
     target = runtime.load(opened, None, MEASURED_CONTEXT)
     curve, invariance = calibrate.measure_costs(target), calibrate.measure_invariance(target)
     costs = ", ".join(f"{size} rows {curve(size) / curve(1):.1f}x" for size in curve.sizes[1:])

@@ -41,7 +41,7 @@ class _Child:
         )
 
     def read_line(self) -> str:
-        """Raises StarSDError when the child ended instead."""
+        """Raises StarSDError when the child ended instead, of the kind that it ended with."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -60,7 +60,9 @@ class _Child:
         code = self._process.wait()
         self._log.seek(0)
         lines = self._log.read().splitlines() or ["without a word"]
-        return StarSDError(f"the {self.name} ended with exit code {code}: {lines[-1]}")
+        kinds = {kind.exit_code: kind for kind in StarSDError.__subclasses__()}
+        kind = kinds.get(code, StarSDError)  # a package that is missing there is missing here
+        return kind(f"the {self.name} ended with exit code {code}: {lines[-1]}")
 
     def close(self) -> None:
         assert self._process.stdin is not None

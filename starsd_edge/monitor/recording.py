@@ -7,6 +7,7 @@ prompt or token.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import select
 import time
@@ -17,7 +18,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from starsd_edge.errors import ConfigError, RemoteProtocolError
+from starsd_edge.errors import ConfigError, RemoteProtocolError, ResourceError
 from starsd_edge.monitor.feed import Arrival
 from starsd_edge.monitor.link_state import Link, LinkState
 from starsd_edge.protocol.telemetry import (
@@ -26,6 +27,7 @@ from starsd_edge.protocol.telemetry import (
     decode_snapshot,
     encode_snapshot,
 )
+from starsd_edge.whole_file import DISK_FULL
 
 __all__ = ["Recorder", "ReplayFeed"]
 
@@ -51,7 +53,11 @@ class Entry(msgspec.Struct, omit_defaults=True):
 
 
 class Recorder:
-    """Writes a recording. `start_s` is the monotonic time that the recording calls zero."""
+    """Writes a recording. `start_s` is the monotonic time that the recording calls zero.
+
+    Every method raises ConfigError where the file cannot be written, ResourceError where the disk is full:
+    what fitted stays, and can be shown.
+    """
 
     def __init__(self, path: Path, names: Sequence[str], start_s: float) -> None:
         self._path, self._start_s = path, start_s
@@ -75,7 +81,7 @@ class Recorder:
             self._line(Entry(now_s - self._start_s, links=states))
 
     def close(self) -> None:
-        """Raises ConfigError when the rest cannot be written."""
+        """Write the rest."""
         try:
             self._file.close()
         except OSError as error:
@@ -87,7 +93,12 @@ class Recorder:
         except OSError as error:
             raise self._unwritten(error) from error
 
-    def _unwritten(self, error: OSError) -> ConfigError:
+    def _unwritten(self, error: OSError) -> ConfigError | ResourceError:
+        with contextlib.suppress(OSError):
+            if self._path.is_file() and self._path.stat().st_size == 0:
+                self._path.unlink()
+        if error.errno in DISK_FULL:
+            return ResourceError(f"{self._path}: the disk is full ({error.strerror})")
         return ConfigError(f"{self._path}: cannot be written: {error.strerror}")
 
 

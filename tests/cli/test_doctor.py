@@ -153,6 +153,9 @@ def test_a_bundle_that_does_not_run_here_says_why(tmp_path: Path) -> None:
     (finding,) = measured(str(tmp_path))
     assert finding.grade is Grade.MISSING
     assert "not a bundle" in finding.found
+    done = run(tmp_path, "doctor", "--measure", "--bundle", str(tmp_path))
+    assert done.returncode == 1
+    assert "not a bundle" in done.stdout
 
 
 def test_a_bundle_without_measuring_is_a_slip() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import shutil
 import struct
@@ -96,6 +97,21 @@ def test_a_recording_shows_the_same_devices_again(endpoint: str, tmp_path: Path)
     assert service["tokens_per_s"] > 0
 
 
+def test_a_recording_of_which_nothing_fits_the_disk_leaves_no_file(endpoint: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*STARSD, "record", str(tmp_path / "a"), endpoint, "--for", "1"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.returncode == 5
+    assert "the disk is full" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -105,7 +121,7 @@ def test_a_recording_shows_the_same_devices_again(endpoint: str, tmp_path: Path)
         (["tcp://desk", "--once"], "starsd keys"),
         (["replay", "/nowhere/a", "--once"], "/nowhere/a"),
         (["replay", "spoilt.gz", "--once"], "not a recording"),
-        (["record", "/dev/full", "127.0.0.1:9", "--for", "1"], "/dev/full: cannot be written"),
+        (["record", "/dev/full", "127.0.0.1:9", "--for", "1"], "/dev/full: the disk is full"),
         (["export", "--listen", "127.0.0.1:99999", "127.0.0.1:9"], "port 0 to 65535"),
     ],
 )
