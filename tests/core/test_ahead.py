@@ -16,26 +16,16 @@ from starsd_edge.decoding.costs import load_profile
 from starsd_edge.decoding.decoder import Decoder
 from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.policy import AdaptivePolicy, FixedPolicy
-from starsd_edge.decoding.roles import DrafterState, TargetOutput, Update
+from starsd_edge.decoding.roles import DrafterState, Update
 from starsd_edge.decoding.sampling import SamplingParams
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.metrics import RoundStats
 from starsd_edge.testing import FakeClock, ToyTarget, plain_text
+from tests.core.slow_target import SlowTarget
 
 GREEDY = SamplingParams()
 PROMPT = [3, 1, 4, 1, 5]
 ANSWER_S = 0.02
-FORWARD_S = 0.05
-
-
-class SlowTarget(ToyTarget):
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def forward(self, tree: DraftTree) -> TargetOutput:
-        self.clock.advance(FORWARD_S)
-        return super().forward(tree)
 
 
 @dataclass

@@ -9,25 +9,12 @@ import pytest
 from starsd_edge.decoding.decoder import Decoder
 from starsd_edge.decoding.draft import Draft
 from starsd_edge.decoding.policy import FixedPolicy
-from starsd_edge.decoding.roles import TargetOutput
 from starsd_edge.decoding.sampling import SamplingParams
-from starsd_edge.decoding.tree import DraftTree
-from starsd_edge.testing import FakeClock, ScriptedDrafter, ToyTarget, plain_text
+from starsd_edge.testing import FakeClock, ScriptedDrafter, plain_text
+from tests.core.slow_target import FORWARD_S, SlowTarget
 
-FORWARD_S, DELAY_S = 0.05, 0.02
+DELAY_S = 0.02
 GREEDY = SamplingParams()
-
-
-class SlowTarget(ToyTarget):
-    """A forward takes longer than the drafter needs, so that every tree arrives in the middle of one."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def forward(self, tree: DraftTree) -> TargetOutput:
-        self.clock.advance(FORWARD_S)
-        return super().forward(tree)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
+from starsd_edge.protocol.greeting import Identity
+from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
 
 HIDDEN = 64
 VOCAB = 512
+TOY = Identity(
+    target="toy",
+    target_hash="0",
+    vocab_size=VOCAB,
+    tokenizer_hash="1",
+    hidden_size=HIDDEN,
+    feature_size=HIDDEN,
+)
 
 
 def small_config(kind: HeadKind, draft_vocab: int = 256) -> HeadConfig:
@@ -43,3 +55,10 @@ def random_head(kind: HeadKind, seed: int = 0, config: HeadConfig | None = None)
         ids = torch.randperm(head.config.vocab_size, generator=generator)[: head.config.draft_vocab_size]
         head.draft_to_target.copy_(ids.sort().values)
     return head
+
+
+def save_toy_head(folder: Path) -> Path:
+    """A folder with a random EAGLE-1 head for TOY."""
+    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=TOY)
+    save_head(random_head(HeadKind.EAGLE1), manifest, folder)
+    return folder

@@ -14,16 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from starsd_edge.protocol.greeting import Identity
 from starsd_server.emulate.bench import BenchRow
 from starsd_server.emulate.plot import draw
 from starsd_server.emulate.trace import Conversation, Trace
-from starsd_server.heads.checkpoint import HeadManifest, save_head
-from starsd_server.heads.head import HeadKind
 from starsd_server.scheduling import Policy
 from tests.cli.tiny_bundle import make_bundle
 
-from .heads import HIDDEN, VOCAB, random_head, small_config
+from .heads import HIDDEN, VOCAB, save_toy_head
 
 ENDS_WITHIN_S = 180  # far above anything measured
 # What others read of a row.
@@ -46,22 +43,6 @@ TOLD = [
 BENCH = [sys.executable, "-m", "starsd_edge", "bench", "service"]
 
 
-def make_head(folder: Path) -> Path:
-    identity = Identity(
-        target="toy",
-        target_hash="0",
-        vocab_size=VOCAB,
-        tokenizer_hash="1",
-        hidden_size=HIDDEN,
-        feature_size=HIDDEN,
-    )
-    config = small_config(HeadKind.EAGLE1)
-    save_head(
-        random_head(HeadKind.EAGLE1), HeadManifest(name="toy-head", head=config, identity=identity), folder
-    )
-    return folder
-
-
 def keep_recording(bundle: Path, cache: Path) -> None:
     """Where the benchmark looks for one of the bundle's answers."""
     name = json.loads((bundle / "manifest.json").read_text())["identity"]["source_sha256"][:16]
@@ -75,7 +56,7 @@ def test_terminated_with_all_its_processes_it_ends_and_leaves_nothing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The signal was for a service that nobody ran: the benchmark went on with dead processes."""
-    bundle, head = make_bundle(tmp_path), make_head(tmp_path / "head")
+    bundle, head = make_bundle(tmp_path), save_toy_head(tmp_path / "head")
     cache, runtime = tmp_path / "cache", tmp_path_factory.mktemp("run")
     keep_recording(bundle, cache)
     command = [*BENCH, "--bundle", str(bundle), "--head", str(head)]
@@ -103,7 +84,7 @@ def test_terminated_with_all_its_processes_it_ends_and_leaves_nothing(
 
 
 def test_a_row_of_every_scheduler_and_number_of_targets_is_told_and_drawn(tmp_path: Path) -> None:
-    bundle, head, cache = make_bundle(tmp_path), make_head(tmp_path / "head"), tmp_path / "cache"
+    bundle, head, cache = make_bundle(tmp_path), save_toy_head(tmp_path / "head"), tmp_path / "cache"
     keep_recording(bundle, cache)
     told, drawn = tmp_path / "rows.json", tmp_path / "rows.png"
     command = [*BENCH, "--bundle", str(bundle), "--head", str(head), "--engine", "rtx-4090", "--virtual"]

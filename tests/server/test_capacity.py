@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import BundleError, UsageError
-from starsd_edge.protocol.greeting import Identity
 from starsd_server.capacity.cli import command, measured_steps
 from starsd_server.capacity.groups import parse_groups
 from starsd_server.capacity.model import DeviceClass, DraftWork, Host, balance, saturation
@@ -28,7 +27,7 @@ from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits, Policy
 
-from .heads import HIDDEN, VOCAB, random_head
+from .heads import TOY, random_head
 from .test_emulate import LIMITS, random_trace
 
 RTX = load_engine_profile("rtx-4090")
@@ -44,14 +43,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchPlan, Draf
     engine = Engine(RowHead(random_head(HeadKind.EAGLE1), Precision.FLOAT32), slots=4, max_len=128)
     trees = record_trees(engine, trace, LIMITS)
     trees.save(folder / "trees.npz")
-    identity = Identity(
-        target="toy",
-        target_hash="0",
-        vocab_size=VOCAB,
-        tokenizer_hash="1",
-        hidden_size=HIDDEN,
-        feature_size=HIDDEN,
-    )
     config = ServiceConfig(
         heads=(HeadSource(""),),
         bind="",
@@ -62,7 +53,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchPlan, Draf
         trees=str(folder / "trees.npz"),
         log_level="warning",
     )
-    fleet = FleetPlan(identity, trace, ORIN, LIMITS.max_nodes, 0.0, RTT_S)
+    fleet = FleetPlan(TOY, trace, ORIN, LIMITS.max_nodes, 0.0, RTT_S)
     return BenchPlan(config, fleet, warm_up_s=1.0, seconds=2.5), work_of(trace, trees)
 
 

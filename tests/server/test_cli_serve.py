@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from starsd_edge.errors import StarSDError
-from starsd_edge.protocol.greeting import Identity
 from starsd_server.cli_serve import command, monitor_endpoint
-from starsd_server.heads.checkpoint import HeadManifest, save_head
-from starsd_server.heads.head import HeadKind
 
-from .heads import HIDDEN, VOCAB, random_head, small_config
+from .heads import save_toy_head
 
 
 @pytest.mark.parametrize(
@@ -45,16 +42,7 @@ def check(head: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_check_loads_the_head_beside_a_running_service_and_leaves(tmp_path: Path) -> None:
-    identity = Identity(
-        target="toy",
-        target_hash="00",
-        vocab_size=VOCAB,
-        tokenizer_hash="11",
-        hidden_size=HIDDEN,
-        feature_size=HIDDEN,
-    )
-    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=identity)
-    save_head(random_head(HeadKind.EAGLE1), manifest, tmp_path)
+    save_toy_head(tmp_path)
     done = check(tmp_path)
     assert (0, "starsd: heads load, the service could serve\n") == (done.returncode, done.stdout), done.stderr
 

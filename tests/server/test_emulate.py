@@ -13,7 +13,6 @@ import pytest
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
 from starsd_edge.protocol.features import FeatureDtype
-from starsd_edge.protocol.greeting import Identity
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, jain, measure
 from starsd_server.emulate.devices import FleetPlan
@@ -29,13 +28,12 @@ from starsd_server.emulate.soak import MAX_GROWTH_MIB, Reading, growth_mib, soak
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
 from starsd_server.emulate.virtual import measure_virtually
 from starsd_server.engine import Advanced, Engine, Extend, Grow, TreeReady, WorkItem
-from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits
 
-from .heads import HIDDEN, VOCAB, random_head, small_config
+from .heads import HIDDEN, TOY, VOCAB, random_head, save_toy_head
 
 LIMITS = GrowthLimits(12, 4, 4)
 SOAK_ROUNDS = 2000
@@ -157,16 +155,7 @@ def test_jains_index(shares: list[float], index: float) -> None:
 @pytest.mark.slow
 def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
     """Two emulated devices, real processes and sockets, int8 features, a recorded head for the real one."""
-    identity = Identity(
-        target="toy",
-        target_hash="0",
-        vocab_size=VOCAB,
-        tokenizer_hash="1",
-        hidden_size=HIDDEN,
-        feature_size=HIDDEN,
-    )
-    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=identity)
-    save_head(random_head(HeadKind.EAGLE1), manifest, tmp_path / "head")
+    save_toy_head(tmp_path / "head")
     trace = random_trace()
     record_trees(real_engine(), trace, LIMITS).save(tmp_path / "trees.npz")
     plan = BenchPlan(
@@ -179,7 +168,7 @@ def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
             trees=str(tmp_path / "trees.npz"),
         ),
         fleet=FleetPlan(
-            identity,
+            TOY,
             trace,
             load_profile("agx-orin-int4"),
             max_nodes=12,
@@ -201,14 +190,6 @@ def test_a_fleet_is_served_and_counted(tmp_path: Path) -> None:
 def virtual_plan(folder: Path, limits: Limits | None = None) -> BenchPlan:
     trace = random_trace()
     record_trees(real_engine(), trace, LIMITS).save(folder / "trees.npz")
-    identity = Identity(
-        target="toy",
-        target_hash="0",
-        vocab_size=VOCAB,
-        tokenizer_hash="1",
-        hidden_size=HIDDEN,
-        feature_size=HIDDEN,
-    )
     return BenchPlan(
         config=ServiceConfig(
             heads=(),
@@ -219,7 +200,7 @@ def virtual_plan(folder: Path, limits: Limits | None = None) -> BenchPlan:
             max_len=128,
             limits=limits or Limits(),
         ),
-        fleet=FleetPlan(identity, trace, load_profile("agx-orin-int4"), max_nodes=12, wait_s=0.01),
+        fleet=FleetPlan(TOY, trace, load_profile("agx-orin-int4"), max_nodes=12, wait_s=0.01),
         warm_up_s=0.5,
         seconds=1.0,
     )
@@ -328,8 +309,7 @@ def test_a_service_takes_no_more_memory_round_after_round(tmp_path: Path) -> Non
     """A short soak, real processes: what is kept of every round would show with fifteen kilobytes each."""
     plan = virtual_plan(tmp_path)
     head = tmp_path / "head"
-    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=plan.fleet.identity)
-    save_head(random_head(HeadKind.EAGLE1), manifest, head)
+    save_toy_head(head)
     config = msgspec.structs.replace(
         plan.config,
         engine="real",
@@ -348,9 +328,7 @@ def test_a_service_takes_no_more_memory_round_after_round(tmp_path: Path) -> Non
 def test_every_sampled_moment_of_a_round_has_a_part(tmp_path: Path) -> None:
     """Real sessions and a real engine at one table: head, tree and the rest are told apart."""
     plan = virtual_plan(tmp_path)
-    identity = plan.fleet.identity
-    manifest = HeadManifest(name="toy-head", head=small_config(HeadKind.EAGLE1), identity=identity)
-    save_head(random_head(HeadKind.EAGLE1), manifest, tmp_path / "head")
+    save_toy_head(tmp_path / "head")
     config = msgspec.structs.replace(plan.config, engine="real", heads=(HeadSource(str(tmp_path / "head")),))
     parts = worker_parts(Table(replace(plan, config=config), 2), 2, 300)
     assert {"head", "tree"} <= set(parts)
