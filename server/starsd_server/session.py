@@ -12,10 +12,10 @@ from starsd_edge.protocol.server_connection import HeadOffer, RowsArrived, Serve
 from starsd_edge.protocol.session_table import SessionKey
 from starsd_edge.protocol.telemetry import SessionState
 from starsd_edge.types import Float64Array
-from starsd_server.engine import Outcome, SessionRows
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.scheduling import Turn
 from starsd_server.sharing import Trust
+from starsd_server.step import Outcome, SessionRows
 from starsd_server.telemetry import SessionFacts
 
 __all__ = ["Block", "Ended", "Flight", "OutgoingReply", "Part", "Session"]

@@ -30,19 +30,6 @@ from starsd_edge.protocol.server_connection import (
     Violated,
 )
 from starsd_edge.protocol.session_table import SessionKey, SessionTable
-from starsd_server.engine import (
-    NO_TREE,
-    Advanced,
-    Extend,
-    GoAhead,
-    Grow,
-    Outcome,
-    Refused,
-    SessionRows,
-    StepEngine,
-    TreeReady,
-    WorkItem,
-)
 from starsd_server.heads.grow import AheadLimits, GrowthLimits, VerifyCosts
 from starsd_server.scheduler import Scheduler
 from starsd_server.scheduling import (
@@ -68,6 +55,19 @@ from starsd_server.scheduling import (
 )
 from starsd_server.session import Block, Ended, Flight, OutgoingReply, Part, Session
 from starsd_server.sharing import Sharing
+from starsd_server.step import (
+    NO_TREE,
+    Advanced,
+    Extend,
+    GoAhead,
+    Grow,
+    Outcome,
+    Refused,
+    SessionRows,
+    StepEngine,
+    TreeReady,
+    WorkItem,
+)
 from starsd_server.telemetry import Recorder, SessionFacts
 
 __all__ = ["Sessions", "TreeShape"]

@@ -30,7 +30,7 @@ from starsd_server import child
 from starsd_server.config import REAL_ENGINE, HeadSource, ServiceConfig
 from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
-from starsd_server.engine import Engine, StepEngine
+from starsd_server.engine import Engine
 from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest
 from starsd_server.ipc import FromEdge, GatewayState, Revoked, pack_snapshot, pack_to_edge, unpack_in_worker
 from starsd_server.kv_cache import KvCache
@@ -38,6 +38,7 @@ from starsd_server.local_stream import AwayError, FullError, WorkerEnd
 from starsd_server.rows import Precision, RowHead, int8_available
 from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
+from starsd_server.step import StepEngine
 from starsd_server.telemetry import Recorder, hardware_name
 
 __all__ = ["main"]

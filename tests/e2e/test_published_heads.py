@@ -23,12 +23,13 @@ from starsd_edge.link.placement import Place
 from starsd_edge.protocol.limits import DEFAULT_TIMING
 from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.onnx_target import OnnxTarget
-from starsd_server.engine import Engine, Extend, Grow, SessionRows, TreeReady, WorkItem
+from starsd_server.engine import Engine
 from starsd_server.heads.checkpoint import HeadManifest, load_head, save_head
 from starsd_server.heads.convert import convert
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
+from starsd_server.step import Extend, Grow, SessionRows, TreeReady, WorkItem
 from tests.e2e.drafting import IDENTITY, PATIENCE_S, Edge, Running, serving
 from tests.e2e.published import EAGLE1, EAGLE3, GOLDEN, SOURCES, vicuna_folder
 from tests.server.heads import random_head

@@ -14,12 +14,13 @@ from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.protocol.messages import Draft, Hints
 from starsd_server.emulate.ahead import record_ahead
 from starsd_server.emulate.trace import Conversation, Trace
-from starsd_server.engine import Advanced, Engine, Extend, GoAhead, Grow, SessionRows, TreeReady, WorkItem
+from starsd_server.engine import Engine
 from starsd_server.heads.ahead import AheadGrowth
 from starsd_server.heads.grow import AheadLimits, GrowthLimits, TreeGrowth, add_level
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits
+from starsd_server.step import Advanced, Extend, GoAhead, Grow, SessionRows, TreeReady, WorkItem
 
 from .heads import HIDDEN, VOCAB, random_head
 from .test_engine import Player, Script, engine_of, play

@@ -27,11 +27,12 @@ from starsd_server.emulate.round_profile import RoundProfile, Table, worker_part
 from starsd_server.emulate.soak import MAX_GROWTH_MIB, Reading, growth_mib, soak
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
 from starsd_server.emulate.virtual import measure_virtually
-from starsd_server.engine import Advanced, Engine, Extend, Grow, TreeReady, WorkItem
+from starsd_server.engine import Engine
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits
+from starsd_server.step import Advanced, Extend, Grow, TreeReady, WorkItem
 
 from .heads import HIDDEN, TOY, VOCAB, random_head, save_toy_head
 

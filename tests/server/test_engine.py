@@ -8,20 +8,11 @@ import numpy as np
 import pytest
 
 from starsd_server import rows
-from starsd_server.engine import (
-    Advanced,
-    Engine,
-    Extend,
-    Grow,
-    Outcome,
-    Refused,
-    SessionRows,
-    TreeReady,
-    WorkItem,
-)
+from starsd_server.engine import Engine
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
+from starsd_server.step import Advanced, Extend, Grow, Outcome, Refused, SessionRows, TreeReady, WorkItem
 
 from .heads import HIDDEN, VOCAB, random_head
 

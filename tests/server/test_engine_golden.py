@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from starsd_server.engine import Advanced, Engine, Extend, Grow, SessionRows, TreeReady, WorkItem
+from starsd_server.engine import Engine
 from starsd_server.heads.checkpoint import load_head
 from starsd_server.heads.convert import convert
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import EagleHead
 from starsd_server.rows import Precision, RowHead
+from starsd_server.step import Advanced, Extend, Grow, SessionRows, TreeReady, WorkItem
 
 GOLDEN = Path(__file__).parent / "golden" / "eagle"
 CASES = {"eagle1-bias": "mha-8", "eagle3-small-vocab": "mha-8"}

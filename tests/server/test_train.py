@@ -10,10 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from starsd_server.engine import Advanced, Engine, Extend, Grow, SessionRows, TreeReady
+from starsd_server.engine import Engine
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import EagleHead, attention
 from starsd_server.rows import Precision, RowHead
+from starsd_server.step import Advanced, Extend, Grow, SessionRows, TreeReady
 from starsd_server.train.data import Batch, batches, draft_vocabulary, gather
 from starsd_server.train.evaluate import TreeShape, acceptance
 from starsd_server.train.loop import Progress, Settings, Trainer

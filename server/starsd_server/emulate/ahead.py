@@ -16,11 +16,12 @@ from starsd_edge.decoding.ahead import AHEAD_NODES
 from starsd_edge.decoding.tree import NO_PARENT, DraftTree
 from starsd_server.emulate.record import MAX_LEN, open_trace
 from starsd_server.emulate.trace import Trace
-from starsd_server.engine import Advanced, Engine, Extend, GoAhead, Grow, SessionRows, TreeReady, WorkItem
+from starsd_server.engine import Engine
 from starsd_server.heads.checkpoint import load_head, read_manifest
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.rows import Precision, RowHead, int8_available
 from starsd_server.sessions import AHEAD_ROWS, TreeShape
+from starsd_server.step import Advanced, Extend, GoAhead, Grow, SessionRows, TreeReady, WorkItem
 
 __all__ = ["record_ahead", "recorded_ahead"]
 

@@ -17,16 +17,7 @@ import numpy as np
 
 from starsd_edge.errors import UsageError
 from starsd_server.emulate.trace import RecordedTree, RecordedTrees, row_key
-from starsd_server.engine import (
-    NO_TREE,
-    Advanced,
-    Extend,
-    Outcome,
-    Refused,
-    SessionRows,
-    TreeReady,
-    WorkItem,
-)
+from starsd_server.step import NO_TREE, Advanced, Extend, Outcome, Refused, SessionRows, TreeReady, WorkItem
 
 __all__ = ["EmulatedEngine", "EngineProfile", "engine_profile_names", "load_engine_profile"]
 

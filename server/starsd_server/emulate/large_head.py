@@ -24,10 +24,11 @@ from safetensors.torch import save_file
 from starsd_edge.bench.report import json_option, write_json
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.machine import resident_mib
-from starsd_server.engine import Engine, Extend, Grow, TreeReady, WorkItem
+from starsd_server.engine import Engine
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.scheduling import Limits
+from starsd_server.step import Extend, Grow, TreeReady, WorkItem
 from starsd_server.worker import open_engine
 
 __all__ = ["command", "measure"]

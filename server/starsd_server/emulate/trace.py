@@ -19,8 +19,9 @@ from starsd_edge.errors import BundleError
 from starsd_edge.protocol.features import FeatureDtype, encode_rows
 from starsd_edge.types import FeatureArray, Float32Array, TokenArray
 from starsd_edge.whole_file import SHARED_MODE, whole
-from starsd_server.engine import Advanced, Engine, Extend, Grow, SessionRows, TreeReady, WorkItem
+from starsd_server.engine import Engine
 from starsd_server.heads.grow import GrowthLimits
+from starsd_server.step import Advanced, Extend, Grow, SessionRows, TreeReady, WorkItem
 
 __all__ = ["Conversation", "RecordedTree", "RecordedTrees", "Trace", "record_trees", "row_key"]
 

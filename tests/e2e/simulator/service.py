@@ -14,18 +14,9 @@ from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_edge.protocol.session_table import SessionKey
-from starsd_server.engine import (
-    Advanced,
-    Extend,
-    GoAhead,
-    Outcome,
-    OwnThread,
-    SessionRows,
-    TreeReady,
-    WorkItem,
-)
 from starsd_server.scheduling import EvictReason, Limits, Policy
 from starsd_server.sessions import Sessions
+from starsd_server.step import Advanced, Extend, GoAhead, Outcome, OwnThread, SessionRows, TreeReady, WorkItem
 from starsd_server.telemetry import Recorder
 from tests.e2e.simulator.target import FEATURE_SIZE, LOGITS, MAX_LEN, VOCAB_SIZE
 from tests.e2e.simulator.world import World
