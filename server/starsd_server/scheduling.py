@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from starsd_edge.protocol.session_table import SessionKey
@@ -132,18 +133,17 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class EngineFree:
-    """No step runs, and all that came in has been told: the moment to choose the next step."""
+    """No step runs: the moment to choose the next one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnded:
+class StepEnded(NamedTuple):
     """`beams`: for each turn of the step, in order, the rows of its tree's next level; 0 when none grows.
     `failed`: sessions whose rows were refused; what else they have queued is dropped.
     `ahead`: sessions whose tree is done and may go on, or goes on already, and the rows of its next step."""
 
     beams: tuple[int, ...]
     failed: frozenset[SessionKey] = frozenset()
-    ahead: Mapping[SessionKey, int] = field(default_factory=dict)
+    ahead: Mapping[SessionKey, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,7 @@ class Turn(NamedTuple):
     ends_block: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
+class RunStep(NamedTuple):
     """Run these together now, then tell StepEnded."""
 
     turns: tuple[Turn, ...]

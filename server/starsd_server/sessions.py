@@ -6,7 +6,7 @@ worker is the loop around it; a simulator can be another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -70,7 +70,7 @@ from starsd_server.step import (
 )
 from starsd_server.telemetry import Recorder, SessionFacts
 
-__all__ = ["Sessions", "TreeShape"]
+__all__ = ["Clock", "Sessions", "TreeShape"]
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""
@@ -83,7 +83,9 @@ BUSY_REASONS = {
     RefuseReason.LOAD: BusyReason.LOAD,
     RefuseReason.DRAINING: BusyReason.DRAINING,
 }
-GROW = Phase.GROW  # a member is slow to look up
+GROW, AHEAD = Phase.GROW, Phase.AHEAD  # a member is slow to look up
+NOBODY: frozenset[SessionKey] = frozenset()
+NO_ROWS: Mapping[SessionKey, int] = {}
 # What is drafted ahead: children offered per row, rows of a step where many come free, and steps. Of 250
 # nodes about a hundred have children; deeper than six levels beyond a tree hardly a text follows.
 AHEAD_WIDTH = 16
@@ -130,6 +132,7 @@ class Sessions:
             offer, max_sessions_per_device=limits.device_sessions, max_sessions=MAX_SEATS
         )
         self._engines = engines
+        self.by_itself = all(engine.by_itself for engine in engines.values())
         self._scheduler = Scheduler(limits, tuple(engines), policy)
         self._shape = shape or TreeShape()
         self._ahead = self._shape.ahead(limits.free_rows) if ahead and policy is not Policy.SERIAL else None
@@ -138,6 +141,9 @@ class Sessions:
         self._sharing = Sharing(limits.free_rows) if policy is Policy.BATCHED else None
         self._price = 0.0  # what a row of a tree has to bring, as of the newest step that was answered
         self._flight: Flight | None = None
+        # An engine that computes by itself has ended a step, and somebody goes on: whatever else has come in
+        # is better received while the next one runs.
+        self.hurried = False
         self._last_step_s = 0.0  # when the newest step ended
         self._arrived: list[tuple[Session, RowsArrived, float]] = []  # to be counted, and when they came in
         self._ended: list[Ended] = []  # to be answered
@@ -213,13 +219,14 @@ class Sessions:
     def begin(self, clock: Clock) -> bool:
         """Launch a step if anyone is ready and none is under way; whether one was launched.
 
-        Call it when everything that came in has been received: all of it takes part. `clock` gives monotonic
-        seconds."""
+        Call it when everything that came in has been received, so that all of it takes part; at once while
+        `hurried`. `clock` gives monotonic seconds."""
         if self._flight is not None:
             return False
+        self.hurried = False
         for action in self._scheduler.handle(EngineFree()):
             if isinstance(action, RunStep):
-                self._launch(action.turns, clock())
+                self._launch(action.turns, clock)
             else:
                 self._act(action)
         return self._flight is not None
@@ -234,12 +241,12 @@ class Sessions:
 
     def finish(self, clock: Clock) -> None:
         """Wait for the step under way, if there is one, so that the next can begin; `answer` is for later."""
-        flight, late_s = self._flight, max(0.0, -self.left_s())
+        flight = self._flight
         if flight is None:
             return
+        late_s = max(0.0, -self.left_s())
         self._flight = None
-        by_itself = all(self._engines[head].by_itself for head in flight.heads)
-        began_s = flight.started_s if by_itself else clock()
+        began_s = flight.started_s if self.by_itself else clock()
         outcomes = self._collect(flight)
         ended_s = self._last_step_s = clock() - late_s
         if self._price > 0.0:
@@ -247,11 +254,14 @@ class Sessions:
         beams: list[int] = []
         refused: list[tuple[Part, Refused]] = []
         for part, outcome in zip(flight.parts, outcomes, strict=True):
-            beams.append(outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0)
+            advanced = isinstance(outcome, Advanced) and part.going_on
+            beams.append(outcome.beams if advanced else 0)
             if isinstance(outcome, Refused):
                 refused.append((part, outcome))
-        failed = frozenset([part.turn.key for part, _ in refused])
-        self._scheduler.handle(StepEnded(tuple(beams), failed, going_ahead(flight.parts, outcomes)))
+        failed = frozenset([part.turn.key for part, _ in refused]) if refused else NOBODY
+        ahead = going_ahead(flight.parts, outcomes) if self._ahead is not None else NO_ROWS
+        self._scheduler.handle(StepEnded(tuple(beams), failed, ahead))
+        self.hurried = self.by_itself and self.waiting
         for part, refusal in refused:
             if self._still(part):
                 self._refused(part.session, refusal)
@@ -264,7 +274,7 @@ class Sessions:
         ended, self._ended = self._ended, []
         for flight, outcomes, began_s, ended_s in ended:
             turns, step_s = [part.turn for part in flight.parts], ended_s - began_s
-            if turns[0].phase is Phase.AHEAD:
+            if turns[0].phase is AHEAD:
                 self._went_ahead(flight.parts, outcomes, step_s, ended_s)
                 continue
             self.recorder.stepped(turns, flight.waited_s + began_s - flight.started_s, step_s)
@@ -356,10 +366,9 @@ class Sessions:
 
     # ------------------------------------------------------------------------------------- the step
 
-    def _launch(self, turns: tuple[Turn, ...], started_s: float) -> None:
+    def _launch(self, turns: tuple[Turn, ...], clock: Clock) -> None:
         """One engine step per head. The accelerator idles until it is done: nothing here that can wait."""
         sessions = [self._sessions[turn.key] for turn in turns]
-        heads = [session.head.name for session in sessions]
         items: list[WorkItem] = []
         blocks: list[Block | None] = []
         for turn, session in zip(turns, sessions, strict=True):
@@ -368,23 +377,33 @@ class Sessions:
             if turn.phase is GROW:
                 items.append(Grow(rows))
                 blocks.append(session.drafting)
-            elif turn.phase is Phase.AHEAD:
+            elif turn.phase is AHEAD:
                 items.append(GoAhead(rows))
                 blocks.append(session.going_ahead)
             else:
                 block = session.blocks[0]
                 items.append(self._extension(session, rows, block, turn))
                 blocks.append(block)
-        used = tuple(dict.fromkeys(heads))
-        for head in used:
-            self._engines[head].launch([item for item, its in zip(items, heads, strict=True) if its == head])
+        started_s = clock()
+        heads = self._launch_items(items, sessions)
         # What is left to do is done while the engine runs.
         parts = [
             Part(turn, session, head, item.session, block)
             for turn, session, head, item, block in zip(turns, sessions, heads, items, blocks, strict=True)
         ]
         waited_s = started_s - max(self._last_step_s, self._begin_blocks(parts, started_s))
-        self._flight = Flight(parts, used, started_s, waited_s)
+        self._flight = Flight(parts, tuple(dict.fromkeys(heads)), started_s, waited_s)
+
+    def _launch_items(self, items: list[WorkItem], sessions: list[Session]) -> list[str]:
+        """Each engine gets its items; whose, by item."""
+        if len(self._engines) == 1:
+            ((head, engine),) = self._engines.items()
+            engine.launch(items)
+            return [head] * len(items)
+        heads = [session.head.name for session in sessions]
+        for head in dict.fromkeys(heads):
+            self._engines[head].launch([item for item, its in zip(items, heads, strict=True) if its == head])
+        return heads
 
     def _begin_blocks(self, parts: list[Part], started_s: float) -> float:
         """Since when the first of them could have run, had nothing been in its way."""
@@ -394,7 +413,7 @@ class Sessions:
             if block is not None and block.started_s is None:
                 block.started_s = started_s
                 ready_s = min(ready_s, block.arrived_s)
-            elif part.turn.phase is not Phase.AHEAD:  # for which nobody waits
+            elif part.turn.phase is not AHEAD:  # for which nobody waits
                 ready_s = min(ready_s, self._last_step_s)
         return ready_s
 
@@ -538,7 +557,7 @@ def going_ahead(parts: list[Part], outcomes: list[Outcome]) -> dict[SessionKey, 
         if isinstance(outcome, TreeReady) and outcome.ahead and part.going_on:
             part.session.going_ahead = part.block
             rows[part.turn.key] = outcome.ahead
-        elif isinstance(outcome, Advanced) and outcome.beams and part.turn.phase is Phase.AHEAD:
+        elif isinstance(outcome, Advanced) and outcome.beams and part.turn.phase is AHEAD:
             rows[part.turn.key] = outcome.beams
     return rows
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from starsd_server.scheduling import Phase, Turn
 
 __all__ = ["Sharing", "Trust"]
+
+GROW = Phase.GROW  # a member is slow to look up
 
 MEMORY_S = 1.0  # what happened so long ago counts 1/e
 # The engine is saturated when steps carry more rows than come free, so that a row delays all others', and it
@@ -32,12 +33,15 @@ class Sharing:
 
     def __init__(self, free_rows: int) -> None:
         self._free_rows = free_rows
-        self._tokens, self._seconds, self._rows, self._steps = (_Rate() for _ in range(4))
+        # What there was lately of each, older things counting less.
+        self._tokens = self._seconds = self._rows = self._steps = 0.0
+        self._at = -math.inf  # when they were brought up to date
         self._began: float | None = None  # the price when the engine got saturated; None: there is room
 
     def brought(self, tokens: int, now: float) -> None:
         """A round is over that committed `tokens`, the bonus included."""
-        self._tokens.add(tokens, now)
+        self._fade(now)
+        self._tokens += tokens
 
     def stepped(self, turns: Iterable[Turn], seconds: float, now: float) -> float:
         """A step has ended. Returns the price: tokens that a row of the next one has to bring to be worth its
@@ -45,24 +49,35 @@ class Sharing:
         trees = rows = tree_rows = 0
         for turn in turns:
             rows += turn.rows
-            if turn.starts_tree or turn.phase is Phase.GROW:
+            if turn.starts_tree or turn.phase is GROW:
                 trees += 1
                 tree_rows += turn.rows
+        self._fade(now)
         if tree_rows:
             # Of a step that prompts share, the trees' part.
-            self._seconds.add(seconds * tree_rows / rows, now)
-            self._rows.add(tree_rows, now)
-            self._steps.add(1, now)
-        price = self._price(now)
+            self._seconds += seconds * tree_rows / rows
+            self._rows += tree_rows
+            self._steps += 1
+        price = self._price()
         return price if trees > 1 else 0.0
 
-    def _price(self, now: float) -> float:
-        busy, rows = self._seconds.per_s(now), self._rows.per_s(now)
-        free_rows = self._free_rows * self._steps.per_s(now)
+    def _fade(self, now: float) -> None:
+        if now > self._at:
+            kept = math.exp((self._at - now) / MEMORY_S)
+            self._tokens *= kept
+            self._seconds *= kept
+            self._rows *= kept
+            self._steps *= kept
+            self._at = now
+
+    def _price(self) -> float:
+        # By the second.
+        busy, rows = self._seconds / MEMORY_S, self._rows / MEMORY_S
+        free_rows = self._free_rows * self._steps / MEMORY_S
         if free_rows <= 0.0:
             return 0.0
         row_s = busy / max(rows, free_rows)
-        price = self._tokens.per_s(now) * row_s
+        price = self._tokens / MEMORY_S * row_s
         if self._began is not None and price < RELAXED * self._began:
             self._began = None
         if self._began is None and rows > free_rows and busy >= BUSY:
@@ -93,20 +108,3 @@ class Trust:
         self._expected = keep * self._expected + self._latest
         self._brought = keep * self._brought + accepted
         self._latest = None
-
-
-@dataclass(slots=True)
-class _Rate:
-    """Of what comes in, how much a second."""
-
-    amount: float = 0.0
-    at: float = -math.inf
-
-    def add(self, amount: float, now: float) -> None:
-        self.amount, self.at = self._kept(now) + amount, max(self.at, now)
-
-    def per_s(self, now: float) -> float:
-        return self._kept(now) / MEMORY_S
-
-    def _kept(self, now: float) -> float:
-        return self.amount * math.exp(min(0.0, self.at - now) / MEMORY_S)

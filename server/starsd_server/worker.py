@@ -78,22 +78,32 @@ class Worker:
 
     def run(self) -> None:
         """Serve until drained or until the service is gone."""
-        busy = False
+        begun = False
         while not self._may_go():
-            ready = dict(self._poller.poll(0 if busy or self._may_handle else self._idle_ms()))
-            if sys.stdin.fileno() in ready and not self._obey():
-                return
-            if self._line.listener in ready:
-                self._line.accept()
-            if self._line.fileno in ready and not self._received:
-                self._received += self._line.receive()
-            self._handle(MESSAGES_AT_ONCE)
-            busy = self.sessions.begin(time.monotonic)
+            if not self.sessions.hurried:
+                if not self._look(0 if begun else self._idle_ms()):
+                    return
+                self._handle(MESSAGES_AT_ONCE)
+            begun = self.sessions.begin(time.monotonic)
             self.sessions.answer()  # what the step before has done, while the new one runs
             self._reply()
             self._keep_house()
-            self._receive_during_step()
+            if begun and self.sessions.by_itself:
+                if not self._look(0):
+                    return
+                self._receive_during_step()
             self.sessions.finish(time.monotonic)
+
+    def _look(self, timeout_ms: int) -> bool:
+        """Wait so long for anything to do, and take in what has come; False when the service is gone."""
+        ready = dict(self._poller.poll(0 if self._may_handle else timeout_ms))
+        if sys.stdin.fileno() in ready and not self._obey():
+            return False
+        if self._line.listener in ready:
+            self._line.accept()
+        if self._line.fileno in ready and not self._received:
+            self._received += self._line.receive()
+        return True
 
     def _may_go(self) -> bool:
         """Drained: nothing is under way, and either nobody is left or their time is up."""
@@ -107,7 +117,10 @@ class Worker:
         self._line.close()
 
     def _receive_during_step(self) -> None:
-        """An accelerator computes by itself: what comes in meanwhile is received for the next step."""
+        """An accelerator computes by itself: what comes in meanwhile is received for the next step, and so is
+        what was there when it began, however late that makes it."""
+        self._handle(len(self._received))
+        self._reply()
         while (left_s := self.sessions.left_s()) > 0:
             if not self._received and self._line.wait(max(0.0, left_s - SPIN_S)):
                 self._received += self._line.receive()

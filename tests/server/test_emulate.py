@@ -12,7 +12,10 @@ import pytest
 
 from starsd_edge.decoding.costs import load_profile
 from starsd_edge.errors import UsageError
+from starsd_edge.protocol.codec import encode
 from starsd_edge.protocol.features import FeatureDtype
+from starsd_edge.protocol.messages import Head, Report
+from starsd_edge.protocol.telemetry import EdgeReport
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, jain, measure
 from starsd_server.emulate.devices import FleetPlan
@@ -26,12 +29,13 @@ from starsd_server.emulate.machine import machine_use, resident_mib
 from starsd_server.emulate.round_profile import RoundProfile, Table, worker_parts
 from starsd_server.emulate.soak import MAX_GROWTH_MIB, Reading, growth_mib, soak
 from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
-from starsd_server.emulate.virtual import measure_virtually
+from starsd_server.emulate.virtual import VirtualClock, VirtualService, measure_virtually
 from starsd_server.engine import Engine
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits
+from starsd_server.sessions import Clock
 from starsd_server.step import Advanced, Extend, Grow, TreeReady, WorkItem
 
 from .heads import HIDDEN, TOY, VOCAB, random_head, save_toy_head
@@ -226,6 +230,31 @@ def test_no_session_waits_longer_than_one_step_to_start(tmp_path: Path) -> None:
     assert row.queue_ms_max <= 1e3 * longest_s
     assert row.rounds_per_s > 100
     assert measure_virtually(plan, "serial", [None] * 16, 0.0).queue_ms_max > 3e3 * longest_s
+
+
+def test_what_has_come_in_when_a_step_begins_is_received_before_the_next_however_slow_the_host_is(
+    tmp_path: Path,
+) -> None:
+    """A host that takes longer for a message than a step lasts; one comes in as each step begins."""
+    clock = VirtualClock(host_factor=100.0)
+    service = VirtualService(virtual_plan(tmp_path), "batched", clock)
+    begin, report = service.sessions.begin, encode(Report(Head(1), EdgeReport(edge_boot="1")))
+    late: list[bool] = []
+
+    def watched(now: Clock) -> bool:
+        hurried = service.sessions.hurried
+        if hurried:
+            late.append(any(frames is report for _, _, frames in service._inbox))
+        begun = begin(now)
+        if begun:
+            service._inbox.append((clock(), 0, report))
+        return begun
+
+    service.sessions.begin = watched  # type: ignore[method-assign]
+    service.join([None] * 2)
+    service.run(5.0)
+    assert len(late) > 5
+    assert not any(late)
 
 
 def slow_by_the_row(monkeypatch: pytest.MonkeyPatch) -> None:

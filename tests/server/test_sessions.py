@@ -244,6 +244,26 @@ def test_what_is_done_before_an_engine_computes_counts_as_work_of_none_but_an_ac
     assert (busy_s, 5.0) == (counted.busy_s, counted.demand_s)
 
 
+@pytest.mark.parametrize("engine", [Engine, Accelerator])
+def test_an_accelerator_whose_trees_go_on_is_not_kept_waiting_for_what_else_comes_in(
+    engine: type[Engine],
+) -> None:
+    room = Room(engine=engine)
+    edge = room.prompted("device")
+    assert not room.sessions.hurried  # a prompt is over, and nobody is ready
+    edge.update(*rows(1, 2), HINTS)
+    assert not room.sessions.hurried  # at rest
+    assert room.sessions.begin(room.clock)
+    room.sessions.finish(room.clock)
+    assert room.sessions.waiting
+    assert room.sessions.hurried is engine.by_itself
+    assert room.sessions.begin(room.clock)
+    assert not room.sessions.hurried
+    room.sessions.finish(room.clock)
+    room.settle()
+    assert not room.sessions.hurried
+
+
 def test_rows_of_a_session_that_ends_before_they_are_counted_are_counted() -> None:
     """Arrivals are counted while a step runs; an edge may leave before there is one."""
     room = Room()

@@ -27,7 +27,7 @@ from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
 from starsd_server.telemetry import copy_of
 
-__all__ = ["measure_virtually"]
+__all__ = ["VirtualClock", "VirtualService", "measure_virtually"]
 
 
 class VirtualClock:
@@ -100,13 +100,15 @@ class VirtualService:
         while clock() < until_s:
             self._run_timers()
             with clock.host_works():
-                while self._inbox:
+                while self._inbox and not sessions.hurried:
                     self._receive()
                 begun = sessions.begin(clock)
                 sessions.answer()
             self._reply()
-            while (left_s := sessions.left_s()) > 0:
+            there = len(self._inbox)  # when the step began: received during it, however late that makes it
+            while (left_s := sessions.left_s()) > 0 or there > 0:
                 if self._inbox:
+                    there -= 1
                     with clock.host_works():
                         self._receive()
                     self._reply()

@@ -15,6 +15,7 @@ the same, with fewer rows. A tree of four nodes is done after two or three steps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -179,7 +180,8 @@ class TreeGrowth:
 
     def narrow(self, floor: float) -> None:
         """Run only those of `beams` whose cumulative probability is `floor` at least."""
-        self.beams = self.beams.first(int(np.count_nonzero(self.beam_probabilities >= floor)))
+        if math.exp(-self.beams.costs.item(-1)) < floor:  # the least likely of them
+            self.beams = self.beams.first(int(np.count_nonzero(self.beam_probabilities >= floor)))
 
     def finish(self) -> GrownTree:
         """The tree below the root: at most `max_nodes - 1` nodes, and none that does not pay."""
