@@ -254,8 +254,7 @@ class Sessions:
         beams: list[int] = []
         refused: list[tuple[Part, Refused]] = []
         for part, outcome in zip(flight.parts, outcomes, strict=True):
-            advanced = isinstance(outcome, Advanced) and part.going_on
-            beams.append(outcome.beams if advanced else 0)
+            beams.append(outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0)
             if isinstance(outcome, Refused):
                 refused.append((part, outcome))
         failed = frozenset([part.turn.key for part, _ in refused]) if refused else NOBODY
