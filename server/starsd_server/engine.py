@@ -10,6 +10,8 @@ others' step goes on.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from starsd_edge.types import BoolArray, Float32Array, TokenArray
+from starsd_server.batch import Batch, Block
 from starsd_server.heads.ahead import AheadGrowth
 from starsd_server.heads.grow import TreeGrowth, add_level
 from starsd_server.kv_cache import KvCache
@@ -35,29 +38,54 @@ from starsd_server.step import (
     TreeReady,
     WorkItem,
 )
+from starsd_server.transfers import Arrival, SameMemory, Transfers
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Underway"]
 
-
-BLOCKED = np.float32(-np.inf)
+NOT_A_NUMBER = "the draft head computed NaN from this session's rows"
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """The rows of one item within a step."""
+class _Offered:
+    """Rows of a step whose likeliest tokens are offered to a tree as children."""
 
-    item: WorkItem
-    index: int  # place of the item in the caller's list
-    start: int
-    end: int
+    block: Block
+    tree: TreeGrowth | AheadGrowth
+    rows: int
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the session still grows that tree."""
+        session = self.block.item.session
+        return session.growth is self.tree or session.ahead is self.tree
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A step that the head is computing, or has computed.
+
+    outcomes  of the items that no tree grows from
+    blocks    the items that take part
+    offered   rows that are scored, in order
+    scores    int64 [m, k] draft ids, float32 [m, k] log-probabilities; nothing where no row is scored
+    """
+
+    outcomes: list[Outcome]
+    blocks: list[Block]
+    offered: list[_Offered]
+    scores: Arrival
+
+    def writes_to(self, slot: int) -> bool:
+        return any(block.item.session.slot == slot for block in self.blocks)
 
 
 class Engine(OwnThread):
     """One head, its slots, and the step."""
 
-    def __init__(self, head: RowHead, slots: int, max_len: int) -> None:
+    def __init__(self, head: RowHead, slots: int, max_len: int, transfers: Transfers | None = None) -> None:
         self._head = head
         self.kv = KvCache(head.config, slots, max_len, head.dtype, head.device)
+        self._transfers = transfers or SameMemory()
         self._to_target: TokenArray = head.draft_to_target.cpu().numpy().astype(np.int32)
         self._causal: dict[int, Tensor] = {}  # masks of committed rows, by their number
 
@@ -83,24 +111,69 @@ class Engine(OwnThread):
 
         Sessions appear once at most. Grow items belong to sessions whose last outcome was Advanced.
         """
-        outcomes: list[Outcome] = [Advanced()] * len(items)
-        blocks = self._admit(items, outcomes)
-        running = [block for block in blocks if block.end > block.start]
-        output = self._forward(running) if running else None
-        for block in running:
-            assert output is not None
-            self._remember(block, output)
-        self._collect(blocks, output, outcomes)
-        return outcomes
+        return self.finish(self.begin(items))
 
     def narrow(self, session: SessionRows, floor: float) -> Outcome:
         """See StepEngine."""
         session.tree.narrow(floor)
         return self._outcome(session)
 
-    def _admit(self, items: list[WorkItem], outcomes: list[Outcome]) -> list[_Block]:
+    def begin(self, items: list[WorkItem]) -> Underway:
+        """The first half of `step`: all that the head's device has to do. Nothing here asks what it has
+        computed, and from here on the rows count as the sessions'."""
+        outcomes: list[Outcome] = [Advanced()] * len(items)
+        blocks = self._admit(items, outcomes)
+        wanting = self._wanting(blocks, outcomes)
+        running = [block for block in blocks if block.end > block.start]
+        batch = Batch(running, self.kv) if running else None
+        chosen = _scored_rows(wanting, batch.num_rows if batch else 0)
+        arrays = [*(batch.arrays if batch else []), *([] if chosen is None else [chosen])]
+        there = iter(self._transfers.up(arrays))
+        output = self._forward(batch, there) if batch else None
+        for block in running:
+            assert output is not None
+            self._remember(block, output)
+        offered = [self._offer(block) for block in wanting]
+        if not offered:
+            return Underway(outcomes, blocks, offered, self._transfers.down([]))
+        rows = output
+        if chosen is not None:
+            tips = [block.item.session.tip for block in wanting if block.start == block.end]
+            rows = torch.cat([t for t in [output, *tips] if t is not None]).index_select(0, next(there))
+        assert rows is not None
+        best, ids = self._head.candidates(rows, max([part.tree.width for part in offered]))
+        return Underway(outcomes, blocks, offered, self._transfers.down([ids, best]))
+
+    def finish(self, step: Underway) -> list[Outcome]:
+        """The second half: the trees grow, except those of sessions that were rewound since. The host waits
+        here for what was computed, once."""
+        outcomes, offered = step.outcomes, step.offered
+        arrays = step.scores.wait()
+        if not offered:
+            return outcomes
+        ids, log_probs = arrays
+        if not np.isfinite(log_probs).all() or not all(part.wanted for part in offered):
+            offered, rows = self._usable(offered, log_probs, outcomes)
+            ids, log_probs = ids[rows], log_probs[rows]
+            if not offered:
+                return outcomes
+        tokens = self._to_target[ids]
+        growths = [part.tree for part in offered if isinstance(part.tree, TreeGrowth)]
+        if growths:  # or all go ahead
+            add_level(growths, log_probs, tokens)
+        end = 0
+        for part in offered:
+            session, start, end = part.block.item.session, end, end + part.rows
+            if isinstance(part.tree, AheadGrowth):
+                part.tree.add(log_probs[start:end], tokens[start:end])
+                outcomes[part.block.index] = self._outcome_ahead(session, part.tree)
+            else:
+                outcomes[part.block.index] = self._outcome(session)
+        return outcomes
+
+    def _admit(self, items: list[WorkItem], outcomes: list[Outcome]) -> list[Block]:
         """The rows that may run, side by side; refusals go into `outcomes`."""
-        blocks: list[_Block] = []
+        blocks: list[Block] = []
         row = 0
         for index, item in enumerate(items):
             reason = self._objection(item)
@@ -110,7 +183,7 @@ class Engine(OwnThread):
                 continue
             if isinstance(item, Extend):
                 self.rewind(item.session, item.start)
-            blocks.append(_Block(item, index, row, row + item.num_rows))
+            blocks.append(Block(item, index, row, row + item.num_rows))
             row += item.num_rows
         return blocks
 
@@ -134,64 +207,47 @@ class Engine(OwnThread):
             return "a feature is NaN or infinite"
         return None
 
-    def _forward(self, blocks: list[_Block]) -> Tensor:
-        """The head over all rows: [n, H]."""
-        device = self._head.device
-        tokens = torch.from_numpy(np.concatenate([self._tokens(b.item) for b in blocks])).to(device)
-        positions = torch.from_numpy(np.concatenate([self._positions(b.item) for b in blocks])).to(device)
-        hidden = self._hidden(blocks)
+    def _wanting(self, blocks: list[Block], outcomes: list[Outcome]) -> list[Block]:
+        """Those that want their rows, or their last one, scored; what becomes of an Extend that cannot have
+        that goes into `outcomes`."""
+        wanting: list[Block] = []
+        for block in blocks:
+            item = block.item
+            if not isinstance(item, Extend):
+                wanting.append(block)
+            elif item.limits is not None and block.start == block.end and item.session.tip is None:
+                # A tree on a row whose output is gone: the root has to do until rows come.
+                outcomes[block.index] = NO_TREE
+            elif item.limits is not None:
+                wanting.append(block)
+        return wanting
+
+    def _forward(self, batch: Batch, there: Iterator[Tensor]) -> Tensor:
+        """The head over all rows: [n, H]. `there` gives the arrays of `batch` on the head's device."""
+        tokens, positions = next(there), next(there)
+        hidden, masks = batch.hidden(there, self._head.dtype), batch.masks(there)
         return self._head.step(
-            tokens, hidden, positions, lambda queries, fresh: self._attend(blocks, queries, fresh)
+            tokens,
+            hidden,
+            positions,
+            lambda queries, fresh: self._attend(batch.blocks, masks, queries, fresh),
         )
 
-    def _tokens(self, item: WorkItem) -> TokenArray:
-        if isinstance(item, Extend):
-            return item.tokens
-        return item.growth.beams.tokens if isinstance(item, GoAhead) else item.session.beams.tokens
-
-    def _positions(self, item: WorkItem) -> TokenArray:
-        """Head positions: row i of the context is at i, a tree row of depth d at `committed - 1 + d`."""
-        if isinstance(item, Extend):
-            return np.arange(item.start, item.start + len(item.tokens), dtype=np.int32)
-        if isinstance(item, GoAhead):
-            return np.asarray(item.session.committed - 1 + item.growth.beams.depths, np.int32)
-        beams = item.session.beams
-        return np.full(len(beams), item.session.committed - 1 + beams.depth, np.int32)
-
-    def _hidden(self, blocks: list[_Block]) -> Tensor:
-        """[n, H]: features of committed rows, outputs of the parents for tree rows."""
-        parts: list[Tensor] = []
-        run: list[_Block] = []  # neighbours whose parents lie in one tensor: gathered at once
-        for block in blocks:
-            if isinstance(block.item, Extend):
-                parts.extend(_parents(run))
-                run = []
-                features = torch.from_numpy(block.item.features.astype(np.float32))
-                parts.append(features.to(self._head.device, self._head.dtype))
-                continue
-            if isinstance(block.item, GoAhead):
-                parts.append(_parents_of_any_level(block.item))
-                continue
-            if run and run[0].item.session.output is not block.item.session.output:
-                parts.extend(_parents(run))
-                run = []
-            run.append(block)
-        parts.extend(_parents(run))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _attend(self, blocks: list[_Block], queries: Tensor, fresh: Tensor) -> Tensor:
+    def _attend(
+        self, blocks: Sequence[Block], masks: list[Tensor | None], queries: Tensor, fresh: Tensor
+    ) -> Tensor:
         """Every session's rows against its own slot: see `SlotAttend`."""
         heads, _, width = queries.shape
         kv_heads = fresh.shape[1]
         mixed: list[Tensor] = []  # [heads, rows, D] of each block
-        for block in blocks:
-            slot, rows = block.item.session.slot, block.end - block.start
+        for block, among_tree in zip(blocks, masks, strict=True):
+            slot, rows = block.item.session.slot, block.num_rows
             self.kv.append(slot, fresh.narrow(2, block.start, rows))
             keys, values = self.kv.rows(slot)  # [kv, len, D]
             # The rows of a session times the heads that share keys are one matrix.
             own = queries.narrow(1, block.start, rows).reshape(kv_heads, -1, width)
             scores = torch.bmm(own, keys.transpose(1, 2))  # [kv, groups * rows, len]
-            mask = self._mask(block.item, rows)
+            mask = self._among_committed(rows) if among_tree is None else among_tree
             if mask is not None:
                 by_row = scores.view(heads, rows, -1)
                 by_row.narrow(2, by_row.shape[2] - mask.shape[1], mask.shape[1]).add_(mask)
@@ -201,112 +257,52 @@ class Engine(OwnThread):
             mixed.append(torch.bmm(weights, values).view(heads, rows, width))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
 
-    def _mask(self, item: WorkItem, rows: int) -> Tensor | None:
-        """What a row must not see among the last rows of its slot: float [rows, m], or None."""
-        if isinstance(item, Grow):
-            return self._masking(self._blocked(item.session, rows))
-        if isinstance(item, GoAhead):
-            return self._masking(item.growth.blocked())
+    def _among_committed(self, rows: int) -> Tensor | None:
+        """float32 [rows, rows]: -inf where a committed row does not see another; None for a single one."""
         if rows == 1:
             return None
         mask = self._causal.get(rows)
         if mask is None:
-            mask = self._causal[rows] = self._masking(np.triu(np.full((rows, rows), BLOCKED), 1))
+            whole = torch.full((rows, rows), -math.inf, device=self._head.device)
+            mask = self._causal[rows] = whole.triu(1)
         return mask
 
-    def _masking(self, blocked: Float32Array) -> Tensor:
-        return torch.from_numpy(blocked).to(self._head.device, self._head.dtype)
-
-    def _blocked(self, session: SessionRows, rows: int) -> Float32Array:
-        """float32 [rows, t + rows] of new tree rows behind t older ones: 0 at ancestors and itself."""
-        before = self.kv.length(session.slot) - rows - session.committed
-        blocked = np.full((rows, before + rows), BLOCKED)
-        if before:
-            assert session.blocked is not None
-            blocked[:, :before] = session.blocked[session.beams.parents]
-        blocked.reshape(-1)[before :: before + rows + 1] = 0.0  # itself
-        session.blocked = blocked
-        return blocked
-
-    def _collect(self, blocks: list[_Block], output: Tensor | None, outcomes: list[Outcome]) -> None:
-        """Score the rows that offer children and grow the trees."""
-        if blocks and isinstance(blocks[0].item, GoAhead):
-            self._collect_ahead(blocks, output, outcomes)
-            return
-        wanting = [b for b in blocks if not isinstance(b.item, Extend) or b.item.limits is not None]
-        for block in [b for b in wanting if isinstance(b.item, Extend) and b.item.session.tip is None]:
-            # A tree is wanted on a row whose output is gone: the root has to do until rows come.
-            outcomes[block.index] = NO_TREE
-            wanting.remove(block)
-        if not wanting:
-            return
-        chosen = self._scored_rows(wanting, output)
-        trees = [block.item.session.tree for block in wanting]
-        best, ids = self._head.candidates(chosen, max([tree.width for tree in trees]))
-        log_probs, tokens = best.cpu().numpy(), self._to_target[ids.cpu().numpy()]
-        if not np.isfinite(log_probs).all():
-            usable = self._refuse_poisoned(wanting, log_probs, outcomes)
-            log_probs, tokens = log_probs[usable], tokens[usable]
-            wanting = [block for block in wanting if block.item.session.growth is not None]
-            if not wanting:
-                return
-            trees = [block.item.session.tree for block in wanting]
-        add_level(trees, log_probs, tokens)
-        for block in wanting:
-            outcomes[block.index] = self._outcome(block.item.session)
-
-    def _collect_ahead(self, blocks: list[_Block], output: Tensor | None, outcomes: list[Outcome]) -> None:
-        """Score all rows and let the trees go on. Of one that meets a NaN nothing more comes."""
-        assert output is not None
-        growths = [(block, block.item.growth) for block in blocks if isinstance(block.item, GoAhead)]
-        best, ids = self._head.candidates(output, max([growth.limits.width for _, growth in growths]))
-        log_probs, tokens = best.cpu().numpy(), self._to_target[ids.cpu().numpy()]
-        for block, growth in growths:
-            rows, session = slice(block.start, block.end), block.item.session
-            if np.isfinite(log_probs[rows]).all():
-                growth.add(log_probs[rows], tokens[rows])
-                outcomes[block.index] = self._outcome_ahead(session, growth)
-            else:
-                self.rewind(session, session.committed)
-
-    def _refuse_poisoned(
-        self, wanting: list[_Block], log_probs: Float32Array, outcomes: list[Outcome]
-    ) -> BoolArray:
-        """Undo what led to scores [m, k] that are not finite; which of the rows may be used, bool [m]."""
-        finite: BoolArray = np.logical_and.reduce(np.isfinite(log_probs), axis=1)
-        end = 0
-        for block in wanting:
-            start, end = end, end + len(block.item.session.beams)
-            if not finite[start:end].all():
-                finite[start:end] = False
-                self._undo(block.item)
-                outcomes[block.index] = Refused("the draft head computed NaN from this session's rows")
-        return finite
-
-    def _scored_rows(self, wanting: list[_Block], output: Tensor | None) -> Tensor:
-        """[m, H]: every beam, and the last committed row of those that begin a tree; begins those trees."""
-        parts: list[Tensor] = []
-        rows: list[NDArray[np.int64]] = []  # of `output`, gathered at once
-        for block in wanting:
-            if not isinstance(block.item, Extend):
-                rows.append(np.arange(block.start, block.end))
-                continue
-            session = block.item.session
-            assert block.item.limits is not None
-            assert session.tip is not None
-            session.growth = TreeGrowth(block.item.limits)
-            session.outputs = [session.tip]
-            if block.end > block.start:
-                rows.append(np.arange(block.end - 1, block.end))
-                continue
+    def _offer(self, block: Block) -> _Offered:
+        """The tree that the block's scored rows belong to; an Extend begins it."""
+        item, session = block.item, block.item.session
+        if isinstance(item, GoAhead):
+            return _Offered(block, item.growth, block.num_rows)
+        if isinstance(item, Grow):
+            return _Offered(block, session.tree, block.num_rows)
+        assert item.limits is not None
+        assert session.tip is not None
+        session.growth = TreeGrowth(item.limits)
+        session.outputs = [session.tip]
+        if block.start == block.end:
             session.output, session.output_start = session.tip, 0
-            parts.extend(_gather(output, rows))
-            rows = []
-            parts.append(session.tip)
-        parts.extend(_gather(output, rows))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _Offered(block, session.growth, 1)
 
-    def _remember(self, block: _Block, output: Tensor) -> None:
+    def _usable(
+        self, offered: list[_Offered], log_probs: Float32Array, outcomes: list[Outcome]
+    ) -> tuple[list[_Offered], BoolArray]:
+        """Whose scores may be used, and which rows these are, bool [m]. What led to scores that are not
+        finite is undone; nothing is left to do for a tree that was dropped while the step was under way."""
+        usable: BoolArray = np.logical_and.reduce(np.isfinite(log_probs), axis=1)
+        kept: list[_Offered] = []
+        end = 0
+        for part in offered:
+            start, end = end, end + part.rows
+            if part.wanted and usable[start:end].all():
+                kept.append(part)
+                continue
+            usable[start:end] = False
+            if part.wanted:
+                self._undo(part.block.item)
+                if not isinstance(part.tree, AheadGrowth):  # of which only nothing more comes
+                    outcomes[part.block.index] = Refused(NOT_A_NUMBER)
+        return kept, usable
+
+    def _remember(self, block: Block, output: Tensor) -> None:
         """Where the session finds its rows of this step; committed ones count from now on."""
         session = block.item.session
         session.output = output
@@ -356,23 +352,19 @@ class Engine(OwnThread):
         return TreeReady(tree.tokens, tree.parents, np.exp(tree.scores))
 
 
-def _gather(output: Tensor | None, rows: list[NDArray[np.int64]]) -> list[Tensor]:
-    if not rows:
-        return []
-    assert output is not None
-    return [output.index_select(0, torch.from_numpy(np.concatenate(rows)).to(output.device))]
-
-
-def _parents_of_any_level(item: GoAhead) -> Tensor:
-    session = item.session
-    session.outputs = [torch.cat(session.outputs)]
-    parents = torch.from_numpy(item.growth.beams.parents)
-    return session.outputs[0].index_select(0, parents.to(session.outputs[0].device))
-
-
-def _parents(run: list[_Block]) -> list[Tensor]:
-    """Outputs of the parents of the beams in `run`, whose sessions were in the same step before."""
-    if not run:
-        return []
-    sessions = [block.item.session for block in run]
-    return _gather(sessions[0].output, [s.beams.parents + s.output_start for s in sessions])
+def _scored_rows(wanting: list[Block], num_rows: int) -> NDArray[np.int64] | None:
+    """int64 [m]: every beam, and the last committed row of those that begin a tree; behind the `num_rows` of
+    the step come outputs of older rows, one for each of those that begin a tree without a row of their own.
+    None: all rows of the step."""
+    parts: list[NDArray[np.int64]] = []
+    tips = num_rows
+    for block in wanting:
+        if not isinstance(block.item, Extend):
+            parts.append(np.arange(block.start, block.end))
+        elif block.end > block.start:
+            parts.append(np.arange(block.end - 1, block.end))
+        else:
+            parts.append(np.arange(tips, tips + 1))
+            tips += 1
+    rows = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return None if tips == num_rows == len(rows) else rows

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from starsd_edge.errors import UsageError
 from starsd_server.graph_head import MAX_WEIGHTS, GraphHead, SlotAttend, graphs_available
-from starsd_server.heads.candidates import candidates
+from starsd_server.heads.candidates import candidates, candidates_by_key
 from starsd_server.heads.head import EagleHead, HeadKind
 
 __all__ = ["BlockLinear", "Int8Linear", "Precision", "RowHead", "int8_available", "rows_are_independent"]
@@ -144,7 +144,8 @@ class _TorchHead:
 
     def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         norm = self._head.out_norm
-        return candidates(self._lm_head(hidden if norm is None else norm(hidden)), count)
+        logits = self._lm_head(hidden if norm is None else norm(hidden))
+        return (candidates if logits.device.type == "cpu" else candidates_by_key)(logits, count)
 
 
 class RowHead:

@@ -27,6 +27,7 @@ from starsd_edge.protocol.messages import WireError
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_edge.protocol.telemetry import GatewaySnapshot, encode_snapshot
 from starsd_server import child
+from starsd_server.accelerator import CudaQueue, QueuedEngine
 from starsd_server.config import REAL_ENGINE, HeadSource, ServiceConfig
 from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
@@ -40,6 +41,7 @@ from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
 from starsd_server.step import StepEngine
 from starsd_server.telemetry import Recorder, hardware_name
+from starsd_server.transfers import PinnedMemory, SameMemory
 
 __all__ = ["main"]
 
@@ -211,7 +213,7 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngin
         if manifest.name in engines:
             raise UsageError(f"two heads are called {manifest.name}: rename one in its config.json")
         engines[manifest.name] = (
-            open_engine(config, source, max_len)
+            open_real(config, source, max_len)
             if config.engine == REAL_ENGINE
             else open_emulated(config, max_len)
         )
@@ -245,11 +247,17 @@ def check_kv_budget(config: ServiceConfig, heads: list[HeadManifest]) -> None:
         )
 
 
+def open_real(config: ServiceConfig, source: HeadSource, max_len: int) -> StepEngine:
+    engine = open_engine(config, source, max_len)
+    return engine if config.device == "cpu" else QueuedEngine(engine)
+
+
 def open_engine(config: ServiceConfig, source: HeadSource, max_len: int) -> Engine:
     device = torch.device(config.device)
     head = load_head(Path(source.folder), Path(source.target) if source.target else None, dtype=None)
     row_head = RowHead(head.to(device), choose_precision(config, device))
-    engine = Engine(row_head, config.limits.max_sessions, max_len)
+    transfers = SameMemory() if device.type == "cpu" else PinnedMemory(CudaQueue(device))
+    engine = Engine(row_head, config.limits.max_sessions, max_len, transfers)
     log.info(
         "%s in %s: %d slots of %d tokens, %.0f MiB of KV",
         row_head.config.kind.value,
@@ -275,8 +283,14 @@ def free_rows(config: ServiceConfig) -> int:
 
 
 def choose_precision(config: ServiceConfig, device: torch.device) -> Precision:
+    """Raises UsageError for one that only a CPU has the products of."""
     if config.precision != "auto":
-        return Precision(config.precision)
+        precision = Precision(config.precision)
+        if device.type != "cpu" and precision in (Precision.INT8, Precision.FLOAT32):
+            raise UsageError(
+                f"--precision {precision.value} is for a CPU: on {device} use float16 or bfloat16"
+            )
+        return precision
     if device.type == "cuda":
         return Precision.BFLOAT16 if torch.cuda.is_bf16_supported() else Precision.FLOAT16
     return Precision.INT8 if int8_available() else Precision.FLOAT32

@@ -22,6 +22,7 @@ from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits
 from starsd_server.step import Advanced, Extend, GoAhead, Grow, SessionRows, TreeReady, WorkItem
 
+from .hand_queue import queued
 from .heads import HIDDEN, VOCAB, random_head
 from .test_engine import Player, Script, engine_of, play
 from .test_sessions import Room, rows
@@ -215,9 +216,9 @@ def test_a_tree_that_its_slot_has_no_room_for_does_not_go_on() -> None:
 WANTED = Hints(max_nodes=6, ahead_nodes=60)
 
 
-@pytest.fixture
-def room() -> Room:
-    return Room(Limits(max_sessions=4), ahead=True)
+@pytest.fixture(params=[Engine, queued])
+def room(request: pytest.FixtureRequest) -> Room:
+    return Room(Limits(max_sessions=4), engine=request.param, ahead=True)
 
 
 def test_what_was_drafted_ahead_follows_the_answer_and_goes_on_with_it(room: Room) -> None:

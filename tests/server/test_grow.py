@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from starsd_edge.decoding.tree import DraftTree
-from starsd_server.heads.candidates import candidates
+from starsd_server.heads.candidates import candidates, candidates_by_key
 from starsd_server.heads.grow import GrownTree, GrowthLimits, TreeGrowth, VerifyCosts, add_level
 
 GOLDEN = Path(__file__).parent / "golden" / "eagle" / "cases"
@@ -249,24 +252,32 @@ def test_a_rounded_probability_above_one_lifts_no_child_above_its_parent() -> No
     assert [0, 1] == growth.finish().parents.tolist()
 
 
+Chooser: TypeAlias = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+CHOOSERS = [candidates, candidates_by_key]
+
+
+@pytest.mark.parametrize("choose", CHOOSERS)
 @pytest.mark.parametrize("columns", [10, 320, 4096])
 @given(seed=st.integers(0, 2**32 - 1), levels=st.sampled_from([2, 7, 1000]))
-def test_the_likeliest_tokens_are_those_of_a_stable_sort(columns: int, seed: int, levels: int) -> None:
+def test_the_likeliest_tokens_are_those_of_a_stable_sort(
+    choose: Chooser, columns: int, seed: int, levels: int
+) -> None:
     """With few distinct logits almost every row has a tie at the edge: the smaller id goes first."""
     logits = torch.from_numpy(
         np.random.default_rng(seed).integers(0, levels, (3, columns)).astype(np.float32)
     )
-    best, ids = candidates(logits, 4)
+    best, ids = choose(logits, 4)
     expected = torch.sort(torch.log_softmax(logits, -1), descending=True, stable=True)
     assert expected.indices[:, :4].tolist() == ids.tolist()
     assert torch.equal(expected.values[:, :4], best)
 
 
+@pytest.mark.parametrize("choose", CHOOSERS)
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_poisoned_row_shows_itself_and_leaves_the_others_alone(poison: float) -> None:
+def test_a_poisoned_row_shows_itself_and_leaves_the_others_alone(choose: Chooser, poison: float) -> None:
     logits = torch.randn(3, 2048, generator=torch.Generator().manual_seed(0))
-    clean, _ = candidates(logits, 5)
+    clean, _ = choose(logits, 5)
     logits[1, 700] = poison
-    best, _ = candidates(logits, 5)
+    best, _ = choose(logits, 5)
     assert [True, False, True] == torch.isfinite(best).all(-1).tolist()
     assert torch.equal(clean[[0, 2]], best[[0, 2]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,9 @@ from starsd_server.ipc import GatewayState
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits, Policy
 from starsd_server.sessions import Sessions
+from starsd_server.step import StepEngine
 
+from .hand_queue import queued
 from .heads import HIDDEN, VOCAB, random_head
 
 MAX_LEN = 256
@@ -43,7 +46,7 @@ class Room:
     limits: Limits = field(default_factory=Limits)
     heads: tuple[str, ...] = ("toy",)
     now_s: float = 0.0
-    engine: type[Engine] = Engine
+    engine: Callable[[RowHead, int, int], StepEngine] = Engine
     ahead: bool = False
 
     def __post_init__(self) -> None:
@@ -108,8 +111,11 @@ def drafts(room: Room, device: str) -> list[tuple[list[int], list[int]]]:
     return [(m.tokens.tolist(), m.parents.tolist()) for m in messages if isinstance(m, Draft)]
 
 
-def test_a_slot_given_up_while_a_step_writes_to_it_is_nobodys_until_the_step_has_ended() -> None:
-    room = Room(Limits(max_sessions=1))
+@pytest.mark.parametrize("engine", [Engine, queued])
+def test_a_slot_given_up_while_a_step_writes_to_it_is_nobodys_until_the_step_has_ended(
+    engine: Callable[[RowHead, int, int], StepEngine],
+) -> None:
+    room = Room(Limits(max_sessions=1), engine=engine)
     leaving = room.prompted("leaving")
     coming = room.edge("coming")
     leaving.update(*rows(1, 2), HINTS)
@@ -136,8 +142,11 @@ def test_a_slot_given_up_while_a_step_writes_to_it_is_nobodys_until_the_step_has
     assert drafts(other, "alone") == [(draft.tokens.tolist(), draft.parents.tolist())]
 
 
-def test_a_context_begun_anew_while_a_step_runs_gets_nothing_of_the_old_one() -> None:
-    room = Room(Limits(max_sessions=2))
+@pytest.mark.parametrize("engine", [Engine, queued])
+def test_a_context_begun_anew_while_a_step_runs_gets_nothing_of_the_old_one(
+    engine: Callable[[RowHead, int, int], StepEngine],
+) -> None:
+    room = Room(Limits(max_sessions=2), engine=engine)
     edge = room.prompted("d")
     edge.update(*rows(1, 2), HINTS)
     assert room.sessions.begin(room.clock)
@@ -153,9 +162,12 @@ def test_a_context_begun_anew_while_a_step_runs_gets_nothing_of_the_old_one() ->
     assert 32 == draft.head.base_len
 
 
-def test_rows_that_come_in_while_a_tree_grows_overtake_it_and_miss_nothing() -> None:
+@pytest.mark.parametrize("engine", [Engine, queued])
+def test_rows_that_come_in_while_a_tree_grows_overtake_it_and_miss_nothing(
+    engine: Callable[[RowHead, int, int], StepEngine],
+) -> None:
     """The tree of the older prefix is not sent; that of the newer one is that of a session left in peace."""
-    room = Room()
+    room = Room(engine=engine)
     hasty, patient = (room.prompted(device) for device in ("hasty", "patient"))
     hasty.update(*rows(1, 2), HINTS)
     assert room.sessions.begin(room.clock)

@@ -77,6 +77,11 @@ class AheadGrowth:
         self._steps_left = limits.steps
         self.beams = self._choose()
 
+    @property
+    def width(self) -> int:
+        """Children that each beam should be offered."""
+        return self.limits.width
+
     def blocked(self) -> Float32Array:
         """float32 [b, r - 1 + b]: -inf where a beam does not see a row, the root's left out, or a beam."""
         count, known = len(self.beams), len(self._rows)
