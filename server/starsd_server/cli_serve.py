@@ -159,6 +159,9 @@ def command(
     try:
         if until_eof:
             threading.Thread(target=stop_at_end_of_input, args=(service,), daemon=True).start()
+        if sys.stderr.isatty():  # a start takes seconds, the first one many
+            what = "the draft head" if len(sources) == 1 else f"{len(sources)} draft heads"
+            click.echo(f"starsd: loading {what} ...", err=True)
         ready = service.start()
         if check:
             click.echo("starsd: heads load, the service could serve")

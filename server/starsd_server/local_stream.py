@@ -58,6 +58,12 @@ class ClosedError(AwayError):
     """It ended, or was ended."""
 
 
+def gone(error: OSError) -> AwayError:
+    """What it means that a call on the connection failed with `error`."""
+    ended = isinstance(error, BrokenPipeError | ConnectionResetError)
+    return (ClosedError if ended else AwayError)(f"the other process has gone: {error}")
+
+
 class Stream:
     """Messages over a connected stream socket. Any call raises AwayError when the other end has gone."""
 
@@ -98,7 +104,7 @@ class Stream:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise AwayError(f"the other process has gone: {error}") from error
+                raise gone(error) from error
             self._forget(sent)
 
     def receive(self) -> list[memoryview]:
@@ -111,7 +117,7 @@ class Stream:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise AwayError(f"the other process has gone: {error}") from error
+                raise gone(error) from error
             if not data:
                 raise ClosedError("the other process has closed")
             messages += self._whole(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pty
 import socket
 import subprocess
 import sys
@@ -45,6 +46,20 @@ def test_check_loads_the_head_beside_a_running_service_and_leaves(tmp_path: Path
     save_toy_head(tmp_path)
     done = check(tmp_path)
     assert (0, "starsd: heads load, the service could serve\n") == (done.returncode, done.stdout), done.stderr
+    assert "loading" not in done.stderr  # a log needs no waiting for
+    assert "has gone" not in done.stderr  # both processes were told to leave
+
+
+def test_whoever_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
+    """The first start takes many seconds."""
+    save_toy_head(tmp_path)
+    near, far = pty.openpty()
+    command = [sys.executable, "-m", "starsd_edge", "draft", "serve", "--check", "--head", str(tmp_path)]
+    with open(near, "rb", buffering=0) as terminal:
+        with open(far, "wb", buffering=0) as its_end:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=its_end)
+        assert terminal.read(4096).splitlines()[0] == b"starsd: loading the draft head ..."
+        assert process.wait() == 0
 
 
 def test_check_says_what_is_wrong_with_a_head(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from starsd_server.local_stream import (
     READ_BYTES,
     RETRY_S,
     AwayError,
+    ClosedError,
     FullError,
     GatewayEnd,
     Stream,
@@ -54,6 +55,22 @@ def pair() -> Iterator[tuple[Stream, Stream]]:
     near, far = socket.socketpair()
     with closing(Stream(near)) as one, closing(Stream(far)) as other:
         yield one, other
+
+
+@pytest.mark.parametrize("unread", [b"", b"left behind"], ids=["closed", "reset"])
+def test_an_end_that_was_closed_is_told_from_one_that_is_out_of_step(
+    pair: tuple[Stream, Stream], unread: bytes
+) -> None:
+    """Whoever started a process says how it ended; nothing more is to be logged of it."""
+    here, there = pair
+    here.put([framed(unread)])
+    here.flush()
+    there.close()
+    with pytest.raises(ClosedError):
+        here.receive()
+    here.put([framed(b"late")])
+    with pytest.raises(ClosedError):
+        here.flush()
 
 
 def test_what_the_system_does_not_take_at_once_follows_in_order(pair: tuple[Stream, Stream]) -> None:
