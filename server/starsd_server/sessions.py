@@ -161,8 +161,10 @@ class Sessions:
 
     # ------------------------------------------------------------------------------------------- in
 
-    def receive(self, device: str, route: bytes, message: Message, now_s: float) -> None:
-        """A message of an authenticated device, which came in at `now_s`."""
+    def receive(
+        self, device: str, route: bytes, message: Message, now_s: float, waited_s: float = 0.0
+    ) -> None:
+        """A message of an authenticated device, which came in at `now_s` and has waited so long since."""
         connection, events = self._table.receive(device, message, now_s)
         key = SessionKey(device, message.head.session)
         session = self._sessions.get(key)
@@ -180,7 +182,7 @@ class Sessions:
                     self._rows_arrived(self._sessions[key], event, now_s)
                 case Pinged(nonce):
                     self.recorder.pinged(key)
-                    self.outbox.append(OutgoingReply(route, connection.send_pong(nonce, 0)))
+                    self.outbox.append(OutgoingReply(route, connection.send_pong(nonce, int(waited_s * 1e6))))
                 case Reported(body):
                     self.recorder.reported(device, body, now_s)
                 case Violated(code, text):

@@ -154,7 +154,8 @@ class Worker:
         except WireError:  # the gateway has let it through, so this is a disagreement of our own
             log.exception("a message that the gateway accepted does not decode here")
             return
-        self.sessions.receive(incoming.device, incoming.route, message, incoming.arrived_s)
+        waited_s = time.monotonic() - incoming.arrived_s
+        self.sessions.receive(incoming.device, incoming.route, message, incoming.arrived_s, waited_s)
 
     def _reply(self) -> None:
         for reply in self.sessions.outbox:

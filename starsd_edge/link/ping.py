@@ -22,7 +22,7 @@ from starsd_edge.link.sockets import (
 )
 from starsd_edge.protocol.codec import decode, encode
 from starsd_edge.protocol.limits import MAX_PING_PADDING_BYTES
-from starsd_edge.protocol.messages import Head, Ping, Pong
+from starsd_edge.protocol.messages import Error, ErrorCode, Head, Ping, Pong
 
 __all__ = ["Percentiles", "PingReport", "PingSample", "measure_link"]
 
@@ -97,14 +97,15 @@ def measure_link(
 ) -> PingReport:
     """Connect, ping `count` times, and upload a little.
 
-    Raises UnreachableError or AuthenticationError when there is no link, or none of the pings is answered.
+    Raises UnreachableError or AuthenticationError when there is no link, none of the pings is answered, or
+    the service says meanwhile that this device's key is revoked.
     """
     check_private(address, has_key=keys is not None)
     with make_context(io_threads=1) as context, edge_socket(context, keys) as socket:
         started_s = time.monotonic()
         connect(socket, address, keys)
         connect_s = time.monotonic() - started_s
-        pinger = Pinger(socket)
+        pinger = Pinger(socket, address)
         samples: list[PingSample] = []
         for number in range(count):
             if number:
@@ -154,8 +155,8 @@ def connect(socket: SyncSocket, address: str, keys: EdgeKeys | None) -> None:
 class Pinger:
     """Pings over a connected socket."""
 
-    def __init__(self, socket: SyncSocket) -> None:
-        self._socket = socket
+    def __init__(self, socket: SyncSocket, address: str) -> None:
+        self._socket, self._address = socket, address
         self._head = Head(secrets.randbits(64))
         self._nonce = 0
         self.sent_bytes = 0
@@ -200,6 +201,8 @@ class Pinger:
                 message = decode(self._socket.recv_multipart())
             except RemoteProtocolError:
                 continue
+            if isinstance(message, Error) and message.code is ErrorCode.REVOKED:
+                raise AuthenticationError(f"{self._address}: {message.text}")
             if isinstance(message, Pong) and message.nonce == nonce:
                 return message
         return None

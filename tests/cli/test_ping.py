@@ -15,7 +15,9 @@ from starsd_edge.errors import AuthenticationError, ConfigError, StarSDError, Un
 from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.ping import BANDWIDTH_PINGS
 from starsd_edge.link.pins import Pin, pin_service
+from starsd_edge.protocol.codec import encode
 from starsd_edge.protocol.limits import MAX_PING_PADDING_BYTES
+from starsd_edge.protocol.messages import Error, ErrorCode, Head
 from tests.core.link.loopback import LoopbackService
 
 
@@ -102,6 +104,16 @@ def test_a_device_nobody_trusts_is_told_so(folder: Path) -> None:
             ping(service.address, "--service-key", server.key.public)
     finally:
         service.stop()
+
+
+def test_a_key_that_is_revoked_meanwhile_is_told(
+    service: LoopbackService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on as if nothing were heard."""
+    revoked = encode(Error(Head(0), ErrorCode.REVOKED, "not trusted any more"))
+    monkeypatch.setattr(service.core, "receive", lambda *_: [revoked])
+    with pytest.raises(AuthenticationError, match=f"{service.address}: not trusted any more"):
+        ping(service.address)
 
 
 def test_nobody_there_is_told_within_seconds() -> None:

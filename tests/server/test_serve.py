@@ -264,6 +264,20 @@ def test_the_scheduling_loop_answers_pings(edges: Edges, service: Running) -> No
     assert 77 == pong.nonce
 
 
+def test_a_pong_tells_how_long_its_ping_waited_for_the_loop(edges: Edges, service: Running) -> None:
+    """`starsd ping` calls that the service's share; it always was nothing."""
+    edge = edges.greeted(service)
+    service.kill("worker", signal.SIGSTOP)
+    try:
+        edge.ping(78)
+        assert edge.receive(RETRY_MS) is None
+    finally:
+        service.kill("worker", signal.SIGCONT)
+    pong = answer(edge)
+    assert isinstance(pong, Pong)
+    assert (78, True) == (pong.nonce, pong.queue_us > 1000)
+
+
 def test_another_target_is_refused_with_the_field_that_differs(edges: Edges, service: Running) -> None:
     other = Identity(
         target="toy",
