@@ -20,7 +20,7 @@ from torch import Tensor
 
 from starsd_server.engine import Engine, Underway
 from starsd_server.step import Outcome, SessionRows, WorkItem
-from starsd_server.transfers import Mark
+from starsd_server.transfers import Mark, Queue
 
 __all__ = ["CudaQueue", "QueuedEngine"]
 
@@ -41,28 +41,40 @@ class CudaQueue:
         into.copy_(source, non_blocking=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+        # Who waits for it sleeps.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         torch.cuda.current_stream(self.device).record_event(event)
         return event
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A step on the queue, since `launched_s`, and when it was first seen to be done."""
+    """A step on the queue.
+
+    began, ended  marks before and behind it
+    started_s     when it was begun to be put there, and
+    launched_s    when all of it was
+    going_s       when it was last seen not to be done
+    done_s        when it was done, once that is known
+    """
 
     step: Underway
+    began: Mark
+    ended: Mark
+    started_s: float
     launched_s: float
+    going_s: float
     done_s: float | None = None
 
 
 class QueuedEngine:
-    """A StepEngine of an Engine whose head is on an accelerator. One step at a time is on the queue."""
+    """A StepEngine of an Engine whose head is on an accelerator. One step at a time is on `queue`."""
 
     by_itself = True
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Engine, queue: Queue, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
-        self._clock = clock
+        self._queue, self._clock = queue, clock
         self._flight: _Flight | None = None
         self._took_s: deque[float] = deque([0.0], RECENT_STEPS)  # from the end of a launch on
 
@@ -75,18 +87,23 @@ class QueuedEngine:
     def launch(self, items: list[WorkItem]) -> None:
         """See StepEngine."""
         assert self._flight is None
+        started_s, began = self._clock(), self._queue.mark()
         step = self.engine.begin(items)
-        self._flight = _Flight(step, self._clock())
+        launched_s = self._clock()
+        self._flight = _Flight(step, began, self._queue.mark(), started_s, launched_s, launched_s)
 
     def left_s(self) -> float:
         """See StepEngine: guessed by the shortest of the last steps, so that the end is not slept through."""
         flight, now_s = self._flight, self._clock()
         assert flight is not None
-        if flight.done_s is None and not flight.step.scores.there:
-            return max(OVERDUE_S, flight.launched_s + min(self._took_s) - now_s)
         if flight.done_s is None:
-            flight.done_s = now_s
-            self._took_s.append(now_s - flight.launched_s)
+            if not flight.ended.query():
+                flight.going_s = now_s
+                return max(OVERDUE_S, flight.launched_s + min(self._took_s) - now_s)
+            # The queue was empty; where it was not, for another head's step, the end comes later.
+            done_s = flight.started_s + flight.began.elapsed_time(flight.ended) / 1e3
+            flight.done_s = min(max(done_s, flight.going_s), now_s)
+            self._took_s.append(flight.done_s - flight.launched_s)
         return flight.done_s - now_s
 
     @torch.inference_mode()

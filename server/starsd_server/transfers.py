@@ -18,11 +18,6 @@ ALIGNED_BYTES = 16  # where an array may begin, whatever its elements
 class Arrival(Protocol):
     """Arrays on their way to the host."""
 
-    @property
-    def there(self) -> bool:
-        """Whether `wait` would return at once."""
-        ...
-
     def wait(self) -> list[NDArray[Any]]: ...
 
 
@@ -50,8 +45,6 @@ class SameMemory:
 
 
 class _Here:
-    there = True
-
     def __init__(self, arrays: list[NDArray[Any]]) -> None:
         self._arrays = arrays
 
@@ -68,6 +61,10 @@ class Mark(Protocol):
 
     def synchronize(self) -> None:
         """Wait until it is."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from here to a later mark. Both are past."""
         ...
 
 
@@ -119,10 +116,6 @@ class PinnedMemory:
 class _OnItsWay:
     def __init__(self, mark: Mark, host: Tensor, kinds: list[tuple[torch.dtype, torch.Size]]) -> None:
         self._mark, self._host, self._kinds = mark, host, kinds
-
-    @property
-    def there(self) -> bool:
-        return self._mark.query()
 
     def wait(self) -> list[NDArray[Any]]:
         self._mark.synchronize()

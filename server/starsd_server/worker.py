@@ -250,7 +250,8 @@ def check_kv_budget(config: ServiceConfig, heads: list[HeadManifest]) -> None:
 
 def open_real(config: ServiceConfig, source: HeadSource, max_len: int) -> StepEngine:
     engine = open_engine(config, source, max_len)
-    return engine if config.device == "cpu" else QueuedEngine(engine)
+    device = engine.head.device
+    return engine if device.type == "cpu" else QueuedEngine(engine, CudaQueue(device))
 
 
 def open_engine(config: ServiceConfig, source: HeadSource, max_len: int) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,8 +29,10 @@ class HandQueue:
     waits: int = 0
     copies_up: int = 0
     copies_down: int = 0
-    marks: int = 0
+    busy: bool = False  # something is before the next mark
     done: int = 0  # marks
+    clock: Callable[[], float] = time.monotonic
+    marks: list[HandMark] = field(default_factory=list)
     _pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _host: list[int] = field(default_factory=list)  # addresses
 
@@ -39,6 +42,7 @@ class HandQueue:
         return memory
 
     def copy(self, source: Tensor, into: Tensor) -> None:
+        self.busy = True
         if into.device.type == "cpu" and into.data_ptr() in self._host:
             self.copies_down += 1
             self._pending.append((source, into))
@@ -48,8 +52,10 @@ class HandQueue:
         source.fill_(UNWRITTEN)  # the host may use it again
 
     def mark(self) -> HandMark:
-        self.marks += 1
-        return HandMark(self, self.marks)
+        self.marks.append(HandMark(self, len(self.marks)))
+        if not self.busy:
+            self.happen()
+        return self.marks[-1]
 
     @torch.inference_mode()
     def happen(self) -> None:
@@ -61,16 +67,25 @@ class HandQueue:
                 self.scores(into)
         self._pending.clear()
         self._host.clear()
-        self.done = self.marks
+        for mark in self.marks[self.done :]:
+            mark.past_s = self.clock()
+        self.done = len(self.marks)
+        self.busy = False
 
 
 @dataclass
 class HandMark:
     queue: HandQueue
     number: int
+    past_s: float = 0.0
 
     def query(self) -> bool:
-        return self.queue.done >= self.number
+        return self.queue.done > self.number
+
+    def elapsed_time(self, end: HandMark) -> float:
+        assert self.query()
+        assert end.query()
+        return 1e3 * (end.past_s - self.past_s)
 
     def synchronize(self) -> None:
         self.queue.waits += 1
@@ -97,7 +112,7 @@ class Launched:
 
 def launched(head: RowHead, slots: int, max_len: int, queue: HandQueue | None = None) -> Launched:
     queue = queue or HandQueue()
-    return Launched(QueuedEngine(Engine(head, slots, max_len, PinnedMemory(queue))), queue)
+    return Launched(QueuedEngine(Engine(head, slots, max_len, PinnedMemory(queue)), queue), queue)
 
 
 def queued(head: RowHead, slots: int, max_len: int) -> QueuedEngine:
