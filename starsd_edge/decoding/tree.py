@@ -48,7 +48,7 @@ class DraftTree:
         later = parents[1:].view(np.uint32) > np.arange(len(parents) - 1, dtype=np.uint32)
         if parents[0] != NO_PARENT or np.logical_or.reduce(later):
             raise ValueError("parents must be -1 for the root and an earlier node for every other node")
-        check_siblings(tokens, parents)
+        check_siblings(np.array((tokens, parents)))
 
     @classmethod
     def below(cls, root: int, tokens: TokenArray, parents: TokenArray, base_len: int) -> DraftTree:
@@ -57,7 +57,7 @@ class DraftTree:
         whole = np.empty((2, len(tokens) + 1), np.int32)
         whole[:, 0] = root, NO_PARENT
         whole[0, 1:], whole[1, 1:] = tokens, parents
-        check_siblings(whole[0], whole[1])
+        check_siblings(whole)
         return _trusted(whole[0], whole[1], base_len)
 
     @classmethod
@@ -156,10 +156,11 @@ class DraftTree:
         return _trusted(self.tokens[nodes], parents, self.base_len + levels)
 
 
-def check_siblings(tokens: TokenArray, parents: TokenArray) -> None:
-    """Raises ValueError when two children of a node carry the same token."""
-    edges = (parents.astype(np.int64) << 32) | tokens.view(np.uint32)
-    if len(set(edges.tolist())) < len(edges):  # at these sizes faster than sorting
+def check_siblings(nodes: TokenArray) -> None:
+    """Raises ValueError when two children of a node carry the same token. `nodes` int32 [2, N]: tokens, and
+    below them parents."""
+    edges = nodes.T.copy().view(np.int64)  # [N, 1]: token and parent side by side, read as one number
+    if len(set(edges.ravel().tolist())) < len(edges):  # at these sizes faster than sorting
         raise ValueError("two siblings carry the same token")
 
 

@@ -74,7 +74,7 @@ from starsd_edge.types import TokenArray
 __all__ = ["DECODERS", "decode"]
 
 # parents[j] of node j + 1 must be at most j
-LATEST_PARENT = np.arange(MAX_NODES, dtype=np.int32)
+LATEST_PARENT = np.arange(MAX_NODES, dtype=np.uint8)
 
 
 def decode(frames: Sequence[Buffer]) -> Message:
@@ -179,12 +179,12 @@ def decode_draft(first: Peek, body: Body, frames: Sequence[Buffer]) -> Draft:
         malformed("DRAFT for an empty prefix")
     ids = frames[1]
     tokens = unpack_ids(ids, n, first.flags, extra_bytes=n)
-    parents = np.frombuffer(ids, np.uint8, n, len(ids) - n).astype(np.int32)
-    if np.logical_or.reduce(parents > LATEST_PARENT[:n]):
+    parents = np.frombuffer(ids, np.uint8, n, len(ids) - n)
+    if True in (parents > LATEST_PARENT[:n]).tobytes():
         malformed("a draft node whose parent does not come before it")
     queue_us, draft_us = body
     ahead = bool(first.flags & FLAG_AHEAD)
-    return Draft(first.head, tokens, parents, queue_us, draft_us, ahead)
+    return Draft(first.head, tokens, parents.astype(np.int32), queue_us, draft_us, ahead)
 
 
 def decode_need_prefill(first: Peek, body: Body, frames: Sequence[Buffer]) -> NeedPrefill:

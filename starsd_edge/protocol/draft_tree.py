@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.history import History
+from starsd_edge.protocol.largest import largest
 from starsd_edge.protocol.messages import Draft
 
 __all__ = ["rebuild_tree", "still_leads_on"]
@@ -20,7 +19,7 @@ def rebuild_tree(draft: Draft, history: History, vocab_size: int) -> DraftTree |
     base_len = draft.head.base_len
     if base_len > history.committed_len or history.crc(base_len) != draft.head.prefix_crc:
         return None
-    if len(draft.tokens) and np.maximum.reduce(draft.tokens) >= vocab_size:
+    if len(draft.tokens) and largest(draft.tokens) >= vocab_size:
         raise RemoteProtocolError(f"draft token {draft.tokens.max()}; the vocabulary has {vocab_size}")
     try:
         return DraftTree.below(history.token(base_len - 1), draft.tokens, draft.parents, base_len)

@@ -25,6 +25,7 @@ from starsd_edge.protocol.head import (
     Frames,
     head_frame,
 )
+from starsd_edge.protocol.largest import largest
 from starsd_edge.protocol.limits import MAX_CHUNK_BYTES, MAX_NODES, MAX_ROWS, MAX_TEXT_BYTES
 from starsd_edge.protocol.messages import (
     Busy,
@@ -151,10 +152,10 @@ def pack_ids(tokens: TokenArray) -> tuple[bytes, int]:
     """Two bytes each where all fit, else four."""
     if not len(tokens):
         return b"", 0
-    largest = np.maximum.reduce(tokens.view(np.uint32))  # one below zero is beyond every id
-    if largest <= LARGEST_NARROW_ID:
+    top = largest(tokens.view(np.uint32))  # one below zero is beyond every id
+    if top <= LARGEST_NARROW_ID:
         return tokens.astype(NARROW_ID).tobytes(), 0
-    if largest > LARGEST_ID:
+    if top > LARGEST_ID:
         raise LocalProtocolError(f"token {tokens.min()}")
     return tokens.astype(WIDE_ID).tobytes(), FLAG_WIDE_IDS
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from starsd_edge.errors import RemoteProtocolError
+from starsd_edge.protocol.largest import largest
 from starsd_edge.types import FeatureArray, Float32Array
 
 __all__ = ["EncodedRows", "FeatureDtype", "decode_rows", "encode_rows", "row_bytes"]
@@ -139,9 +140,8 @@ def half_is_finite(half: FeatureArray) -> bool:
     # Two maxima over the bits: ten times faster than isfinite on float16, and without a copy of the rows: its
     # fresh pages would cost more than everything else that is done to a message.
     bits = half.reshape(-1)
-    return not half.size or bool(
-        np.maximum.reduce(bits.view(np.int16)) < INFINITY
-        and np.maximum.reduce(bits.view(np.uint16)) < MINUS_INFINITY
+    return not half.size or (
+        largest(bits.view(np.int16)) < INFINITY and largest(bits.view(np.uint16)) < MINUS_INFINITY
     )
 
 

@@ -23,6 +23,7 @@ from starsd_edge.errors import LocalProtocolError, RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, encode, kind_of
 from starsd_edge.protocol.features import FeatureDtype, decode_rows
 from starsd_edge.protocol.greeting import HelloBody, Identity, WelcomeBody
+from starsd_edge.protocol.largest import largest
 from starsd_edge.protocol.limits import MAX_CHUNK_BYTES, MAX_PENDING
 from starsd_edge.protocol.messages import (
     Busy,
@@ -371,7 +372,7 @@ class ServerConnection:
     def _check_tokens(self, tokens: TokenArray) -> None:
         assert self.head is not None
         vocab_size = self.head.identity.vocab_size
-        if len(tokens) and np.maximum.reduce(tokens) >= vocab_size:
+        if len(tokens) and largest(tokens) >= vocab_size:
             raise WireError(ErrorCode.MALFORMED, f"token {tokens.max()}; the vocabulary has {vocab_size}")
 
     # ------------------------------------------------------------------------------------------ out
