@@ -1,8 +1,8 @@
 """RemoteDrafter: a draft service as the decode loop sees it.
 
 The decode loop's thread only ever takes a lock for microseconds, and waits nowhere but in `poll`. What it
-brings it sends itself, where the line takes it at once; a thread of the link's own does all the rest.
-Everything that can go wrong ends in `state().reason`, and decoding goes on.
+brings it sends itself, where the line takes it at once, and what it waits for it receives itself; a thread of
+the link's own does all the rest. Everything that can go wrong ends in `state().reason`, and decoding goes on.
 """
 
 from __future__ import annotations
@@ -83,9 +83,12 @@ class RemoteDrafter:
             self._loop.send()
 
     def poll(self, timeout_s: float) -> DraftTree | None:
+        until_s = time.monotonic() + timeout_s
+        if timeout_s > 0:
+            self._loop.receive(self._polled_enough, timeout_s)
         with self._changed:
             if not self._trees and timeout_s > 0:
-                self._arrived.wait_for(lambda: bool(self._trees), timeout_s)
+                self._arrived.wait_for(self._polled_enough, until_s - time.monotonic())
             return self._trees.popleft() if self._trees else None
 
     def rollback(self, committed_len: int) -> None:
@@ -134,6 +137,9 @@ class RemoteDrafter:
 
     def close(self) -> None:
         self._loop.stop()
+
+    def _polled_enough(self) -> bool:
+        return bool(self._trees) or self._loop.stopped
 
     def _take(self, arrived: TreeArrived) -> None:
         if not arrived.ahead:

@@ -1,19 +1,16 @@
 """The edge's socket, and the thread that turns what happens to it into calls of EdgeConnection.
 
-The thread makes and closes sockets, receives, and keeps time. A round's update leaves from the thread that
-brings it: to wake another one would take longer than to send. A ZeroMQ socket may be handed from thread to
-thread where a lock stands between them, so the dealer is touched with `lock` held and not otherwise. Whoever
-touches it may take the notice of a message that has come: its descriptor does not tell a second time. So
-whoever has sent looks whether there is something to receive, and the thread looks before it waits, which it
-does on bare descriptors.
+The thread makes and closes sockets, receives, and keeps time. But a round's update leaves from the thread
+that brings it, and whoever waits for its tree receives it: to wake another thread, or be woken by it, takes
+longer. A ZeroMQ socket may be handed from thread to thread where a lock stands between them, so the dealer is
+touched with `lock` held and not otherwise, and waited for on its bare descriptor, of `watch.py`. Who touches
+it may take the notice of a message that has come: its descriptor does not tell a second time. So whoever has
+touched it looks whether there is something to receive, and sees to it that somebody does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +29,7 @@ from starsd_edge.link.sockets import (
     receive_now,
     send_now,
 )
+from starsd_edge.link.watch import Watch
 from starsd_edge.protocol.edge_connection import EdgeConnection
 from starsd_edge.protocol.edge_events import Connect, Disconnect, LinkEvent, TreeArrived
 from starsd_edge.protocol.states import EdgeState
@@ -80,12 +78,8 @@ class EdgeLoop:
         self._context = make_context(io_threads=1)
         self._dealer: SyncSocket | None = None
         self._monitor: SyncSocket | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._poller = select.poll()
-        self._poller.register(self._wake_read, select.POLLIN)
-        self._dealer_fd = self._monitor_fd = -1
+        self._watch = Watch()
+        self._put_off: list[LinkEvent] = []  # by another thread, for the link's
         self._wake_s = 0.0  # when the thread looks at the connection again, whatever happens
         self._unread = False  # more has come than one turn takes
         self._stalled = False  # the line takes no messages
@@ -96,13 +90,50 @@ class EdgeLoop:
 
     def wake(self) -> None:
         """The connection has something to send. Call it from any thread."""
-        with contextlib.suppress(BlockingIOError):  # then it has been told often enough
-            os.write(self._wake_write, b"\0")
+        self._watch.wake()
 
     def send(self) -> None:
         """Send what the connection has, from this thread. Call it with the lock held."""
         if self._dealer is None or not self._transmit() or is_readable(self._dealer) or self._sooner():
             self.wake()
+
+    def receive(self, done: Callable[[], object], timeout_s: float) -> None:
+        """Receive in this thread until `done()`, which is asked with the lock held; call it without. Gives up
+        with less than a millisecond left, and at once where another thread does the same."""
+        until_s = time.monotonic() + timeout_s
+        with self.lock:
+            if done() or self._watch.lent:
+                return
+            self._watch.lend()
+        try:
+            while (left_ms := int((until_s - time.monotonic()) * 1e3)) > 0:
+                self._watch.wait_as_borrower(left_ms)
+                with self.lock:
+                    self._receive_here()
+                    if done():
+                        return
+        finally:
+            with self.changed:
+                self._watch.give_back()
+                self.changed.notify_all()
+
+    def _receive_here(self) -> None:
+        """One message. More of them, and what follows from it beside trees, are the link's thread's."""
+        if self._dealer is None or not is_readable(self._dealer):
+            return
+        for event in self._take():
+            if isinstance(event, TreeArrived):
+                self._on_tree(event)
+            else:
+                self._put_off.append(event)
+        self.changed.notify_all()
+        self.send()
+        if self._put_off:
+            self.wake()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping.is_set()
 
     @property
     def address(self) -> str:
@@ -123,10 +154,12 @@ class EdgeLoop:
         self._stopping.set()
         self.wake()
         self._thread.join(JOIN_S)
-        if not self._thread.is_alive():
+        with self.changed:
+            self._watch.call()
+            left = self.changed.wait_for(lambda: not self._watch.lent, JOIN_S)
+        if left and not self._thread.is_alive():
             self._context.destroy(linger=GOODBYE_MS)
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            self._watch.close()
 
     # ------------------------------------------------------------------------------- on the thread
 
@@ -144,14 +177,15 @@ class EdgeLoop:
             self.changed.notify_all()
 
     def _turn(self) -> None:
-        ready = dict(self._poller.poll(self._timeout_ms()))
-        if self._wake_read in ready:
-            os.read(self._wake_read, 4096)
-        if self._dealer_fd in ready or self._unread:
+        ready = self._watch.wait(self._timeout_s())
+        if self._watch.dealer in ready or self._unread:
             self._receive()
-        if self._monitor_fd in ready or self._unread:
-            self._watch()
+        if self._watch.monitor in ready or self._unread:
+            self._heed_monitor()
         with self.changed:
+            if self._put_off:
+                put_off, self._put_off = self._put_off, []
+                self._obey(put_off)
             if self._stalled:
                 # Not connected, or a line that stands: this link is of no use.
                 self._stalled = False
@@ -175,9 +209,8 @@ class EdgeLoop:
             self._obey(self._connection.lost(f"left {address} for {self.address}", now_s), failed=False)
             self._connection.try_now(now_s)
 
-    def _timeout_ms(self) -> int:
-        left_s = 0.0 if self._unread or self._stalled else self._wake_s - time.monotonic()
-        return max(0, round(left_s * 1e3 + 0.5))
+    def _timeout_s(self) -> float:
+        return 0.0 if self._unread or self._stalled else self._wake_s - time.monotonic()
 
     def _next_look_s(self) -> float:
         """Not later than a request could be late that leaves right now: then sending it wakes nobody."""
@@ -193,21 +226,11 @@ class EdgeLoop:
     def _receive(self) -> None:
         """One message. Whatever else is there is found by the next turn, which also sends the answers."""
         with self.changed:
-            if self._dealer is None or not is_readable(self._dealer):
-                return
-            frames = [frame.bytes for frame in receive_now(self._dealer)]
-            self._obey(self._connection.receive(frames, time.monotonic()))
-            self._spill_over()
+            if self._dealer is not None and is_readable(self._dealer):
+                self._obey(self._take())
+                self._watch.call()
 
-    def _spill_over(self) -> None:
-        """A service that has no room for this edge is left, if another may have."""
-        now_s = time.monotonic()
-        if self._connection.state is EdgeState.PAUSED and self._places.has_spare(now_s):
-            self._obey(self._connection.lost(f"{self.address}: {self._connection.reason}", now_s))
-        elif self._connection.state is EdgeState.DRAFTING:
-            self._places.served()
-
-    def _watch(self) -> None:
+    def _heed_monitor(self) -> None:
         for _ in range(MAX_MESSAGES_A_TURN):
             monitor = self._monitor
             if monitor is None or not monitor.poll(0):
@@ -239,6 +262,18 @@ class EdgeLoop:
             self._obey(self._connection.lost(reason, time.monotonic()))
 
     # ------------------------------------------------------------------- with `changed` held from here on
+
+    def _take(self) -> list[LinkEvent]:
+        """What the message that has come means."""
+        assert self._dealer is not None
+        now_s = time.monotonic()
+        events = self._connection.receive([frame.bytes for frame in receive_now(self._dealer)], now_s)
+        if self._connection.state is EdgeState.PAUSED and self._places.has_spare(now_s):
+            # A service that has no room for this edge is left, if another may have.
+            events += self._connection.lost(f"{self.address}: {self._connection.reason}", now_s)
+        elif self._connection.state is EdgeState.DRAFTING:
+            self._places.served()
+        return events
 
     def _obey(self, events: list[LinkEvent], *, failed: bool = True) -> None:
         for event in events:
@@ -275,9 +310,7 @@ class EdgeLoop:
         self._disconnect()
         self._dealer = edge_socket(self._context, self._places.current.keys)
         self._monitor = self._dealer.get_monitor_socket(MONITORED)
-        self._dealer_fd, self._monitor_fd = self._dealer.fileno(), self._monitor.fileno()
-        self._poller.register(self._dealer_fd, select.POLLIN)
-        self._poller.register(self._monitor_fd, select.POLLIN)
+        self._watch.add(self._dealer.fileno(), self._monitor.fileno())
         try:
             self._dealer.connect(self.address)
         except zmq.ZMQError as error:
@@ -287,9 +320,7 @@ class EdgeLoop:
         if self._dealer is None:
             return
         assert self._monitor is not None
-        self._poller.unregister(self._dealer_fd)
-        self._poller.unregister(self._monitor_fd)
-        self._dealer_fd = self._monitor_fd = -1
+        self._watch.remove()
         self._unread = self._stalled = False
         self._dealer.disable_monitor()
         self._monitor.close(0)

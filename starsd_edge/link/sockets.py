@@ -42,7 +42,7 @@ ServerKey: TypeAlias = str  # the service's public key, 40 characters of Z85
 
 # pyzmq's own flags are slow to combine
 NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+READABLE = int(zmq.POLLIN)
 
 ZAP_DOMAIN = b"draft"
 IO_THREADS = 2  # one peer's large prefill does not hold up another's round
@@ -154,7 +154,7 @@ def set_common(socket: SyncSocket) -> None:
 
 def is_readable(socket: SyncSocket) -> bool:
     """Whether a message is there: to ask is quicker than to be told by an exception that there is none."""
-    return bool(int(socket.get(EVENTS)) & READABLE)
+    return bool(zmq.zmq_poll([(socket, READABLE)], 0))
 
 
 def send_now(socket: SyncSocket, parts: Sequence[Buffer]) -> None:
@@ -166,12 +166,13 @@ def send_now(socket: SyncSocket, parts: Sequence[Buffer]) -> None:
     socket.send(parts[-1], NOW)
 
 
-def receive_now(socket: SyncSocket) -> list[zmq.Frame]:
-    """One message. Raises zmq.Again when none is there.
+def receive_now(socket: SyncSocket, first: int = NOW) -> list[zmq.Frame]:
+    """One message; `first` are the flags that its first frame is received with. Raises zmq.Again when none is
+    there.
 
     A frame knows whether another one follows; to ask the socket, as `recv_multipart` does, takes as long as
     to receive."""
-    frames = [socket.recv(NOW, copy=False)]
+    frames = [socket.recv(first, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(NOW, copy=False))
     return frames

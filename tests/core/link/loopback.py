@@ -12,7 +12,7 @@ from starsd_edge.link.keys import KeyPair
 from starsd_edge.link.sockets import make_context, service_socket
 from starsd_edge.link.zap import Authenticator
 from starsd_edge.protocol.codec import decode
-from starsd_edge.protocol.messages import WireError
+from starsd_edge.protocol.messages import ErrorCode, WireError
 from starsd_edge.protocol.server_connection import refusal
 from starsd_edge.protocol.session_table import SessionTable
 from tests.core.protocol.pair import Service, offer
@@ -32,6 +32,7 @@ class LoopbackService:
     ) -> None:
         self.core = Service(SessionTable(offer(boot_id)) if table is None else table)
         self.hang = threading.Event()
+        self.refuse: tuple[ErrorCode, str] | None = None  # the error that answers the next message
         self._boot_id = boot_id
         self._stop = threading.Event()
         self._context = make_context()
@@ -57,6 +58,9 @@ class LoopbackService:
 
     def _serve(self, peer: bytes, *frames: bytes) -> None:
         try:
+            if self.refuse is not None:
+                (code, text), self.refuse = self.refuse, None
+                raise WireError(code, text, decode(frames).head)
             replies = self.core.receive(list(frames), 0.0) if decode(frames) else []
         except WireError as error:
             replies = [refusal(error, self._boot_id)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,16 +10,19 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
+from starsd_edge.decoding.roles import RoundHints
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.errors import ConfigError
-from starsd_edge.link import edge_loop
+from starsd_edge.link import edge_loop, watch
 from starsd_edge.link.client import RemoteDrafter
 from starsd_edge.link.keys import KeyPair
-from starsd_edge.link.sockets import EdgeKeys, SyncSocket, send_now
+from starsd_edge.link.sockets import EdgeKeys, SyncSocket, receive_now, send_now
+from starsd_edge.link.watch import Watch, poller_of
 from starsd_edge.protocol.codec import Frames
 from starsd_edge.protocol.head import peek
 from starsd_edge.protocol.limits import EdgeTiming
-from starsd_edge.protocol.messages import MessageKind
+from starsd_edge.protocol.messages import ErrorCode, MessageKind
+from starsd_edge.protocol.states import EdgeState
 from tests.core.link.loopback import LoopbackService
 from tests.core.protocol.pair import committed, hello, token_at, tokens
 from tests.ports import free_port
@@ -98,6 +102,165 @@ def test_an_update_leaves_from_the_thread_that_brings_it(
     next_tree(drafter, 17)
     assert [threading.current_thread().name] * 2 == senders[:2]
     assert "starsd-link" in senders
+
+
+def test_a_tree_is_received_by_the_thread_that_waits_for_it(
+    closing: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nobody waits, by the link's. One tree of a round that has two is left to that thread, too."""
+    receivers: list[tuple[MessageKind, str]] = []
+
+    def noted(socket: SyncSocket) -> list[zmq.Frame]:
+        frames = receive_now(socket)
+        receivers.append((MessageKind(peek(frames[0].bytes).kind), threading.current_thread().name))
+        return frames
+
+    monkeypatch.setattr(edge_loop, "receive_now", noted)
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello()))
+    drafter.wait_until_ready(WAIT_S)
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    until(drafter, lambda: bool(drafter._trees))
+    assert receivers[-1] == (MessageKind.DRAFT, "starsd-link")
+    service.hang.set()  # until somebody waits
+    drafter.update(committed(8, 12, RoundHints(60, ahead_nodes=60)))
+    next_tree(drafter, 9)
+    receivers.clear()
+    once_lent(drafter, service.hang.clear)
+    assert [len(next_tree(drafter, 13)), len(next_tree(drafter, 13))] == [4, 6]
+    assert receivers[0] == (MessageKind.DRAFT, threading.current_thread().name)
+    drafter.update(committed(12, 16))
+    assert next_tree(drafter, 17).base_len == 17
+
+
+def test_one_poll_outlasts_a_service_that_is_killed_and_started_again(closing: Callable) -> None:
+    """The dealer it waits on is closed meanwhile, and the tree comes through the next one."""
+    service = LoopbackService()
+    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    service.hang.set()
+    drafter.update(committed(8, 12))
+
+    def restart() -> None:
+        service.stop()
+        until(drafter, lambda: not drafter._connection.drafter_state().ready)
+        closing(LoopbackService(port=service.port, boot_id=2))
+
+    once_lent(drafter, restart)
+    assert next_tree(drafter, 13).base_len == 13
+    assert drafter.stats().counters.outages == 1
+
+
+def test_what_is_late_is_asked_for_again_while_somebody_waits_for_it(closing: Callable) -> None:
+    """Time stays with the link's thread, whoever receives."""
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    service.hang.set()
+    drafter.update(committed(8, 12))
+
+    def serve_again() -> None:
+        until(drafter, lambda: drafter._connection.counters.misses > 0)
+        service.hang.clear()
+
+    once_lent(drafter, serve_again)
+    assert next_tree(drafter, 13).base_len == 13
+
+
+def test_a_service_that_says_no_to_one_who_waits_is_left(closing: Callable) -> None:
+    """What follows from a message beside a tree is the link's thread's, and done at once, however long that
+    one would have slept."""
+    longer = 1.5 * WAIT_S
+    patient = EdgeTiming(answer_s=longer, chunk_s=longer, ping_s=longer)
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello(), timing=patient))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    service.refuse = ErrorCode.VERSION, "too old"
+    service.hang.set()
+    drafter.update(committed(8, 12))
+    once_lent(drafter, service.hang.clear)
+    threading.Thread(target=drafter.poll, args=(WAIT_S,), daemon=True).start()
+    until(drafter, lambda: drafter._connection.reason == "too old" and drafter._loop._dealer is None)
+
+
+def test_a_tree_that_the_links_thread_was_quicker_to_take_ends_the_wait(
+    closing: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have touched the dealer, and so taken the notice, for a reason of its own."""
+    monkeypatch.setattr(watch, "poller_of", lambda bell, dealer: poller_of(bell))
+    monkeypatch.setattr(Watch, "_set_lent", lambda watch, lent: setattr(watch, "lent", lent))
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello()))
+    drafter.start(token_at(0))
+    trees: list[DraftTree | None] = []
+    polling = threading.Thread(target=lambda: trees.append(drafter.poll(600.0)), daemon=True)
+    once_lent(drafter, lambda: drafter.update(committed(0, 8)))
+    polling.start()
+    polling.join(WAIT_S)
+    assert [tree.base_len for tree in trees if tree is not None] == [9]
+
+
+def test_two_threads_that_poll_both_get_a_tree(closing: Callable) -> None:
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello()))
+    drafter.wait_until_ready(WAIT_S)
+    service.hang.set()
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8, RoundHints(60, ahead_nodes=60)))
+    trees: list[DraftTree | None] = []
+    polling = [threading.Thread(target=lambda: trees.append(drafter.poll(WAIT_S))) for _ in range(2)]
+    for thread in polling:
+        thread.start()
+    once_lent(drafter, service.hang.clear).join(WAIT_S)
+    for thread in polling:
+        thread.join(WAIT_S)
+    assert sorted(len(tree) for tree in trees if tree is not None) == [4, 6]
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "not connected"])
+def test_closing_ends_a_poll_that_waits(closing: Callable, *, connected: bool) -> None:
+    address = closing(LoopbackService()).address if connected else "tcp://127.0.0.1:1"
+    drafter = closing(RemoteDrafter(address, hello(), timing=EdgeTiming(probe_first_s=600.0)))
+    until(drafter, lambda: drafter._connection.state is (EdgeState.IDLE if connected else EdgeState.DOWN))
+    closed = once_lent(drafter, drafter.close)
+    assert drafter.poll(600.0) is None
+    closed.join(WAIT_S)
+    assert drafter._loop._context.closed
+    assert drafter.poll(600.0) is None
+
+
+def test_an_interrupt_ends_a_poll_and_nothing_else(closing: Callable) -> None:
+    service = closing(LoopbackService())
+    drafter = closing(RemoteDrafter(service.address, hello()))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    once_lent(drafter, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        drafter.poll(WAIT_S)
+    drafter.update(committed(8, 12))
+    until(drafter, lambda: bool(drafter._trees))  # received by the link's thread again
+    assert next_tree(drafter, 13).base_len == 13
+
+
+def once_lent(drafter: RemoteDrafter, act: Callable[[], object]) -> threading.Thread:
+    """Does `act` on a thread as soon as some other one waits in `poll`."""
+
+    def wait_and_act() -> None:
+        while not drafter._loop._watch.lent:
+            threading.Event().wait(0.001)
+        act()
+
+    thread = threading.Thread(target=wait_and_act, daemon=True)
+    thread.start()
+    return thread
 
 
 def test_rounds_over_an_encrypted_link(closing: Callable) -> None:
