@@ -16,6 +16,8 @@ from starsd_edge.decoding.tree import DraftTree
 from starsd_jetson import embedded
 from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.graph.gguf_source import GGUF_LAYER_NAMES, GGUF_MODEL_NAMES
+from starsd_jetson.graph.plausible import tensor_names
+from starsd_jetson.graph.sources import open_source
 from starsd_jetson.onnx_target import OnnxTarget
 
 FAMILIES = [
@@ -49,6 +51,14 @@ def random_tree(rng: np.random.Generator, size: int, base_len: int) -> DraftTree
     parents = [-1, *(int(rng.integers(max(0, node - 3), node)) for node in range(1, size))]
     tokens = rng.permutation(150)[:size].astype(np.int32)
     return DraftTree(tokens, np.array(parents, np.int32), base_len)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_has_the_tensors_that_transformers_gives_it(family: str, tiny: Callable[[str], Any]) -> None:
+    """They are looked for before any is read."""
+    model = tiny(family)
+    theirs = dict(model.reference.named_parameters())  # tied ones once
+    assert set(theirs) == set(tensor_names(open_source(model.folder).shape))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -54,6 +54,22 @@ def test_a_number_that_no_model_has_is_refused(key: str, value: object, folder: 
     assert "\n" not in str(refused.value)
 
 
+def test_a_weight_that_is_not_there_is_told_before_any_is_read(folder: Path) -> None:
+    """It was told when its turn came, which for a large model is after minutes."""
+    name = "model.norm.weight"
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors[name]
+    save_file(tensors, file)
+    with pytest.raises(BundleError, match=f"tensor {name} is missing; fetch it again"):
+        open_source(folder)
+    for layer in range(3):
+        del tensors[f"model.layers.{layer}.mlp.up_proj.weight"]
+    save_file(tensors, file)
+    with pytest.raises(BundleError, match=r"layers\.0\.mlp\.up_proj\.weight is missing, and 3 more"):
+        open_source(folder)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_weight_that_is_no_number_is_refused_by_its_name(bad: float, folder: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"

@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from starsd_edge.errors import BundleError
 from starsd_jetson.export import ExportSettings, export
@@ -159,6 +160,46 @@ def test_shards_and_half_precision_are_read(tiny: Callable[[str], Any], tmp_path
         source = open_source(tmp_path / folder)
         for name in ("model.embed_tokens.weight", "model.layers.2.mlp.down_proj.weight", "lm_head.weight"):
             np.testing.assert_array_equal(source.tensor(name), expected[name].float().numpy())
+
+
+def split(folder: Path, out: Path) -> Path:
+    """The model in several files, which an index names."""
+    import torch
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.save_pretrained(out, max_shard_size="100KB")
+    shutil.copy(folder / "tokenizer.json", out)
+    return out
+
+
+def test_a_file_of_several_that_was_not_fetched_is_named(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    folder = split(tiny("llama grouped").folder, tmp_path / "model")
+    shard = sorted(folder.glob("*.safetensors"))[2]
+    shard.unlink()
+    with pytest.raises(
+        BundleError, match=rf"{shard} is missing, which model\.safetensors\.index\.json names"
+    ):
+        open_source(folder)
+
+
+def test_what_lies_beside_the_files_that_the_index_names_is_not_the_model(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Mistral's folders hold the same weights once more, in their author's layout and in one file."""
+    folder = split(tiny("llama grouped").folder, tmp_path / "model")
+    alone = open_source(folder).sha256()
+    shutil.copy(tiny("llama grouped").folder / "model.safetensors", folder / "consolidated.safetensors")
+    assert alone == open_source(folder).sha256()
+
+
+@pytest.mark.parametrize("table", [None, [], {"a": "../model.safetensors"}, {"a": 1}, {"a": "model.gguf"}])
+def test_an_index_that_names_no_files_of_the_folder_is_refused(
+    table: object, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = split(tiny("llama grouped").folder, tmp_path / "model")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+    with pytest.raises(BundleError, match=r"index\.json: names no files of weights"):
+        open_source(folder)
 
 
 def test_a_bin_file_that_would_run_something_is_refused(tiny: Callable[[str], Any], tmp_path: Path) -> None:

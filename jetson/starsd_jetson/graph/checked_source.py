@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starsd_edge.errors import BundleError, UsageError
 from starsd_edge.types import Float32Array
-from starsd_jetson.graph.plausible import check_shape, check_tensor
+from starsd_jetson.graph.plausible import check_shape, check_tensor, tensor_names
 from starsd_jetson.graph.shape import ModelShape
 
 __all__ = ["UNUSABLE", "CheckedSource", "hash_files", "reason", "shortened"]
@@ -39,8 +39,12 @@ class CheckedSource:
         return values
 
     def check(self) -> None:
-        """Raises BundleError."""
+        """Raises BundleError, rather than when the tensor's turn comes: of a large model after minutes."""
         check_shape(self.shape, self.path)
+        missing = [name for name in tensor_names(self.shape) if not self.has(name)]
+        if missing:
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise BundleError(f"{self.path}: tensor {missing[0]} is missing{more}; fetch it again")
         if self.has(f"model.layers.{self.shape.num_layers}.input_layernorm.weight"):
             raise BundleError(f"{self.path}: it holds more layers than the {self.shape.num_layers} it says")
 

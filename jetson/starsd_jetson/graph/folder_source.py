@@ -16,6 +16,8 @@ from starsd_jetson.graph.tensor_files import open_safetensors, open_torch_bin
 
 __all__ = ["FolderSource"]
 
+SAFETENSORS, PICKLES = ".safetensors", "pytorch_model*.bin"
+SAFETENSORS_INDEX, PICKLES_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # the first that is there is the tokenizer
 HF_ARCHITECTURES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -42,13 +44,7 @@ class FolderSource(CheckedSource):
         file = self.path / "config.json"
         if not file.exists():
             raise BundleError(f"{self.path}: no config.json; give a GGUF file or a Hugging Face model folder")
-        try:
-            config = json.loads(file.read_text("utf-8"))
-        except (ValueError, RecursionError, OSError) as error:
-            raise BundleError(f"{file}: not JSON ({error})") from error
-        if not isinstance(config, dict):
-            raise BundleError(f"{file}: not a JSON object")
-        return config
+        return read_object(file)
 
     def read_shape(self) -> ModelShape:
         config = self.config
@@ -82,13 +78,33 @@ class FolderSource(CheckedSource):
         )
 
     def open_weights(self) -> dict[str, Callable[[], Float32Array]]:
-        files = sorted(self.path.glob("*.safetensors"))
-        if files:
-            return {name: read for file in files for name, read in open_safetensors(file).items()}
-        files = sorted(self.path.glob("pytorch_model*.bin"))
-        if files:
-            return {name: read for file in files for name, read in open_torch_bin(file).items()}
-        raise BundleError(f"{self.path}: no *.safetensors and no pytorch_model*.bin in it")
+        readers: dict[str, Callable[[], Float32Array]] = {}
+        for file in self.weight_files:
+            readers |= open_safetensors(file) if file.suffix == SAFETENSORS else open_torch_bin(file)
+        return readers
+
+    @functools.cached_property
+    def weight_files(self) -> list[Path]:
+        """Those that an index names, where there is one: beside them may lie the same weights in their
+        author's own layout."""
+        for pattern, index in ((f"*{SAFETENSORS}", SAFETENSORS_INDEX), (PICKLES, PICKLES_INDEX)):
+            files = sorted(self.path.glob(pattern))
+            if (self.path / index).is_file():
+                files = self.read_index(self.path / index)
+            if files:
+                return files
+        raise BundleError(f"{self.path}: no *{SAFETENSORS} and no {PICKLES} in it")
+
+    def read_index(self, file: Path) -> list[Path]:
+        index = read_object(file)
+        table = index.get("weight_map")
+        if not isinstance(table, dict) or not all(is_file_name(name) for name in table.values()):
+            raise BundleError(f"{file}: names no files of weights")
+        files = [self.path / name for name in sorted(set(table.values()))]
+        for shard in files:
+            if not shard.exists():
+                raise BundleError(f"{shard} is missing, which {file.name} names; fetch it again")
+        return files
 
     def has(self, name: str) -> bool:
         return name in self.readers
@@ -104,8 +120,7 @@ class FolderSource(CheckedSource):
 
     @functools.cached_property
     def _sha256(self) -> str:
-        files = sorted(self.path.glob("*.safetensors")) or sorted(self.path.glob("pytorch_model*.bin"))
-        return hash_files(files)
+        return hash_files(self.weight_files)
 
     @property
     def tokenizer_path(self) -> Path:
@@ -117,6 +132,22 @@ class FolderSource(CheckedSource):
 
     def tokenizer_sha256(self) -> str:
         return hash_files([self.tokenizer_path])
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises BundleError."""
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise BundleError(f"{file}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BundleError(f"{file}: not a JSON object")
+    return value
+
+
+def is_file_name(name: Any) -> bool:
+    """Of a file in the folder itself, of a kind that is read here."""
+    return isinstance(name, str) and Path(name).name == name and name.endswith((SAFETENSORS, ".bin"))
 
 
 def whole(value: Any) -> int:

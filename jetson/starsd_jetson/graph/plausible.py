@@ -7,6 +7,7 @@ that names a graph instead of the file it came from.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,26 @@ from starsd_edge.errors import BundleError
 from starsd_edge.types import Float32Array
 from starsd_jetson.graph.shape import ModelShape, RopeScaling
 
-__all__ = ["check_shape", "check_tensor", "expected_shape"]
+__all__ = ["check_shape", "check_tensor", "expected_shape", "tensor_names"]
 
 # Far above any model of these families, far below what would be allocated before anyone noticed.
 LARGEST_SIZE = 1 << 18
 MOST_LAYERS = 1 << 10
 LARGEST_VOCABULARY = 1 << 24
 CONTEXTS = (16, 1 << 20)
+LAYER_TENSORS = (
+    "input_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "post_attention_layernorm.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+)
+BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")
+HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 def check_shape(shape: ModelShape, where: Path) -> None:
@@ -86,3 +100,15 @@ def expected_shape(name: str, shape: ModelShape) -> tuple[int, ...]:
         "down_proj.weight": (hidden, ffn),
     }
     return by_part.get(".".join(name.split(".")[-2:]), (hidden,))  # the rest are norms
+
+
+def tensor_names(shape: ModelShape) -> Iterator[str]:
+    """Hugging Face's names of all tensors of such a model, in the order in which they are read."""
+    parts = LAYER_TENSORS + (BIASES if shape.qkv_bias else ()) + (HEAD_NORMS if shape.qk_norm else ())
+    yield "model.embed_tokens.weight"
+    for layer in range(shape.num_layers):
+        for part in parts:
+            yield f"model.layers.{layer}.{part}"
+    yield "model.norm.weight"
+    if not shape.tied_embedding:
+        yield "lm_head.weight"
