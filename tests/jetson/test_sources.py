@@ -224,12 +224,14 @@ def test_a_bin_file_that_would_run_something_is_refused(tiny: Callable[[str], An
         (512, {"sliding_window": 128, "use_sliding_window": False}),
         (128, {"sliding_window": 128}),
         (512, {"sliding_window": 4096}),
+        (2048, {"max_sequence_length": 2048, "rope_scaling": {"type": "linear", "factor": 4.0}}),
     ],
 )
-def test_the_context_ends_where_attention_would_begin_to_slide(
+def test_the_context_ends_where_the_configuration_says_or_attention_would_begin_to_slide(
     expected: int, changes: dict[str, Any], tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """Mistral 7B v0.1 was made for windows of 4096 in a context of 32768."""
+    """Mistral 7B v0.1 was made for windows of 4096 in a context of 32768; Vicuna 7B v1.5 16k has positions of
+    4096, stretched by four, and a "max_sequence_length" of 16384."""
     folder = tiny("llama grouped").folder
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -158,8 +158,10 @@ def whole(value: Any) -> int:
 
 
 def read_max_len(config: dict[str, Any]) -> int:
-    """The context. Within a sliding window attention is the full one, so a model that slides ends there."""
+    """The context. Within a sliding window attention is the full one, so a model that slides ends there;
+    Vicuna's 16k models give the length before their frequencies were stretched, and the whole beside it."""
     longest = int(config.get("max_position_embeddings", 2048))
+    longest = max(longest, int(config.get("max_sequence_length") or 0))
     window = config.get("sliding_window")
     slides = config.get("use_sliding_window", True)
     return min(longest, int(window)) if window and slides else longest
