@@ -43,6 +43,7 @@ class Outcome:
     evictions: int
     verify_rounds: int
     ahead_rounds: int
+    in_flight: int
 
 
 def run_seed(seed: int) -> Outcome:
@@ -87,6 +88,7 @@ def run_seed(seed: int) -> Outcome:
         service.evictions,
         decoder.stats.rounds - decoder.stats.plain_rounds,
         decoder.stats.ahead,
+        service.in_flight,
     )
 
 

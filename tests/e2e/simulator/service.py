@@ -16,7 +16,7 @@ from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_edge.protocol.session_table import SessionKey
 from starsd_server.scheduling import EvictReason, Limits, Policy
 from starsd_server.sessions import Sessions
-from starsd_server.step import Advanced, Extend, GoAhead, Outcome, OwnThread, SessionRows, TreeReady, WorkItem
+from starsd_server.step import Advanced, Extend, GoAhead, Outcome, SessionRows, TreeReady, WorkItem
 from starsd_server.telemetry import Recorder
 from tests.e2e.simulator.target import FEATURE_SIZE, LOGITS, MAX_LEN, VOCAB_SIZE
 from tests.e2e.simulator.world import World
@@ -31,7 +31,8 @@ IDENTITY = Identity(
     hidden_size=FEATURE_SIZE,
     feature_size=FEATURE_SIZE,
 )
-STEP_S = 0.004
+STEP_S = (0.004, 0.004, 0.06)  # one of them
+TICK_S = 1e-9  # what sums of floats are off by
 TREE_LEVELS = 1  # engine steps that a tree takes after the rows are in
 DEPTH = 3
 AHEAD_DEPTH = 7
@@ -48,20 +49,29 @@ class Kv:
         del self.slots.setdefault(slot, [])[rows:]
 
 
-class ListEngine(OwnThread):
+class ListEngine:
     """Takes the place of starsd_server.engine.Engine: same calls, no arithmetic.
+
+    `by_itself`: a step takes its time from `launch` on, and its rows are in the slots from then on, as on an
+    accelerator.
 
     Row i of a slot pairs a feature (of a token and its position) with the token that follows. Rows that do
     not join what is held, or whose feature is not of the token before, must never come through.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, step_s: float, *, by_itself: bool) -> None:
         self.kv = Kv()
+        self.by_itself = by_itself
+        self._step_s = step_s
         self._world = world
+        self._launched: list[WorkItem] = []
+        self._outcomes: list[Outcome] = []
+        self._done_s = 0.0
         self._levels_left: dict[int, int] = {}
         self._goes_ahead: dict[int, bool] = {}
 
     def reset(self, slot: int) -> SessionRows:
+        assert all(item.session.slot != slot for item in self._launched), "a step still writes to the slot"
         self.kv.truncate(slot, 0)
         return SessionRows(slot)
 
@@ -69,8 +79,24 @@ class ListEngine(OwnThread):
         self.kv.truncate(session.slot, committed)
         session.committed = committed
 
-    def step(self, items: list[WorkItem]) -> list[Outcome]:
+    def launch(self, items: list[WorkItem]) -> None:
+        self._launched, self._done_s = items, self._world.now_s + self._step_s
+        if self.by_itself:
+            self._outcomes = [self._run(item) for item in items]
+
+    def left_s(self) -> float:
+        return self._done_s - self._world.now_s if self.by_itself else 0.0
+
+    def collect(self) -> list[Outcome]:
+        items, self._launched = self._launched, []
+        if self.by_itself:
+            assert self.left_s() <= TICK_S, "a step was waited for that is not done"
+            return self._outcomes
         return [self._run(item) for item in items]
+
+    def narrow(self, session: SessionRows, floor: float) -> Outcome:
+        """All rows are as likely as can be."""
+        return Advanced(beams=1)
 
     def _run(self, item: WorkItem) -> Outcome:
         session = item.session
@@ -143,13 +169,16 @@ class SimulatedService:
         self.generation = 0  # of the engine: what it held is gone with it
         self.replies: dict[int, Callable[[Frames], None]] = {}
         self._limits = limits
-        self._busy = False
+        self._step_s = world.chance.choice(STEP_S)
+        self._by_itself = world.chance.random() < 0.5  # an accelerator: messages come in while a step runs
+        self.in_flight = 0  # messages that did
+        self._busy = self._overdue = False  # a step runs; it has ended while the loop hung
         self.restart()
 
     def restart(self) -> None:
         """The engine's process ends and another begins: another boot, and nothing held."""
         self.generation += 1
-        self._busy = False
+        self._busy = self._overdue = False
         if self._unread:
             self._unread.clear()
         offer = ServiceOffer(
@@ -160,7 +189,9 @@ class SimulatedService:
             chunk_bytes=16 * 2 * FEATURE_SIZE,
             idle_lease_s=30.0,
         )
-        engines: dict[str, Any] = {"table-head": ListEngine(self.world)}
+        engines: dict[str, Any] = {
+            "table-head": ListEngine(self.world, self._step_s, by_itself=self._by_itself)
+        }
         recorder = Evictions(self, offer, self._limits, Policy.BATCHED)
         self._sessions = Sessions(offer, engines, self._limits, Policy.BATCHED, recorder=recorder, ahead=True)
 
@@ -175,6 +206,8 @@ class SimulatedService:
 
     def go_on(self) -> None:
         self.hung = False
+        if self._overdue:
+            self._finish(self.generation)
         unread, self._unread = self._unread or [], None
         for device, route, frames in unread:
             self.receive(device, route, frames)
@@ -188,6 +221,7 @@ class SimulatedService:
             message = decode(frames)
         except RemoteProtocolError as error:
             raise AssertionError(f"an edge sent what does not decode: {error}") from error
+        self.in_flight += self._busy and self._by_itself
         self._sessions.receive(device, route.to_bytes(8, "big"), message, self.world.now_s)
         self._reply()
         self._step()
@@ -198,17 +232,40 @@ class SimulatedService:
             self._step()
 
     def _step(self) -> None:
-        """One engine step, whose answers leave when it has ended."""
         if self._busy or self.hung:
             return
-        # launched, begun, ended: its engine computes in the loop's own time
-        times = iter((self.world.now_s, self.world.now_s, self.world.now_s + STEP_S))
+        if self._by_itself:
+            self._launch()
+        else:
+            self._compute()
+
+    def _launch(self) -> None:
+        """One engine step, which is answered when it has ended and the next one was launched."""
+        self._busy = self._sessions.begin(self.world.clock)
+        self._sessions.answer()
+        self._reply()
+        if self._busy:
+            generation = self.generation
+            self.world.after(self._step_s, lambda: self._finish(generation))
+
+    def _finish(self, generation: int) -> None:
+        if generation != self.generation:
+            return
+        self._overdue = self.hung
+        if not self.hung:
+            self._sessions.finish(self.world.clock)
+            self._launch()
+
+    def _compute(self) -> None:
+        """One engine step in the loop's own time, whose answers leave when it has ended."""
+        # launched, begun, ended
+        times = iter((self.world.now_s, self.world.now_s, self.world.now_s + self._step_s))
         if not self._sessions.step(lambda: next(times)):
             self._reply()
             return
         self._busy = True
         generation, answers = self.generation, self._take()
-        self.world.after(STEP_S, lambda: self._ended(generation, answers))
+        self.world.after(self._step_s, lambda: self._ended(generation, answers))
 
     def _ended(self, generation: int, answers: list[tuple[int, Frames]]) -> None:
         if generation != self.generation:
