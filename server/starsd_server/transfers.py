@@ -12,7 +12,11 @@ from torch import Tensor
 
 __all__ = ["Arrival", "Mark", "PinnedMemory", "Queue", "SameMemory", "Transfers"]
 
-ALIGNED_BYTES = 16  # where an array may begin, whatever its elements
+KINDS = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
 
 
 class Arrival(Protocol):
@@ -93,16 +97,17 @@ class PinnedMemory:
         self._queue = queue
 
     def up(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
-        starts = np.cumsum([0, *[-(-array.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES for array in arrays]])
-        host = self._queue.host_memory(int(starts[-1]))
+        order = sorted(range(len(arrays)), key=lambda place: -arrays[place].itemsize)  # each begins aligned
+        parts = [arrays[place].reshape(-1).view(np.uint8) for place in order]
+        sizes = [len(part) for part in parts]
+        host = self._queue.host_memory(sum(sizes))
         there = torch.empty_like(host, device=self._queue.device)
-        tensors: list[Tensor] = []
-        for array, start in zip(arrays, starts.tolist(), strict=False):
-            own = torch.from_numpy(array)
-            place = slice(start, start + own.nbytes)
-            host[place].view(own.dtype).view(own.shape).copy_(own)
-            tensors.append(there[place].view(own.dtype).view(own.shape))
-        self._queue.copy(host, there)
+        if parts:
+            np.concatenate(parts, out=host.numpy())
+            self._queue.copy(host, there)
+        tensors: list[Tensor] = [there] * len(arrays)
+        for place, part in zip(order, torch.split(there, sizes), strict=True):
+            tensors[place] = part.view(KINDS[arrays[place].dtype]).view(arrays[place].shape)
         return tensors
 
     def down(self, tensors: Sequence[Tensor]) -> Arrival:

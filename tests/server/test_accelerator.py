@@ -136,6 +136,16 @@ def test_rows_that_the_head_makes_no_number_of_are_refused_alone(kind: HeadKind)
     assert (0, 0, 1) == (bad.committed, kv.length(0), kv.length(1))
 
 
+def test_a_step_with_no_row_to_run_ends_at_once() -> None:
+    engine = launched_of(HeadKind.EAGLE1, slots=1)
+    session = engine.engine.reset(0)
+    too_far = Extend(session, np.zeros(1, np.int32), np.zeros((1, HIDDEN), np.float16), 9, LIMITS)
+    engine.engine.launch([too_far])
+    assert engine.engine.left_s() <= 0
+    (refused,) = engine.engine.collect()
+    assert isinstance(refused, Refused)
+
+
 # ------------------------------------------------------------------------------- what happens meanwhile
 
 
