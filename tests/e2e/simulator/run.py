@@ -260,7 +260,9 @@ class Rival:
         self._link.start(1)
         tokens = np.array([1, 2, 3], np.int32)
         self._link.update(Update(0, tokens[1:], features(tokens[:2], np.arange(2))))
-        self._world.after(self._world.chance.uniform(0.2, 4.0), self._open)
+        chance = self._world.chance
+        hurries = chance.random() < 0.3  # while its rows are still worked on
+        self._world.after(chance.uniform(0.0, 0.1) if hurries else chance.uniform(0.2, 4.0), self._open)
 
 
 if __name__ == "__main__":
