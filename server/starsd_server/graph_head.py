@@ -140,10 +140,15 @@ def _before(head: EagleHead, stored: np.dtype[Any]) -> _Session:
         parts = [graph.norm(embedded, head.embed_norm), graph.norm(hidden, head.hidden_norm)]
     else:
         parts = [graph.linear([embedded, hidden], head.fc.weight, head.fc.bias)]
-    weight = head.qkv_proj.weight.detach().float().clone()
+    weight, bias = head.qkv_proj.weight.detach().float().clone(), None
     weight[: c.num_heads * c.head_dim] /= math.sqrt(c.head_dim)
+    if head.qkv_proj.bias is not None:
+        bias = head.qkv_proj.bias.detach().float().clone()
+        bias[: c.num_heads * c.head_dim] /= math.sqrt(c.head_dim)
     all_heads = c.num_heads + 2 * c.num_kv_heads
-    (rows,) = graph.op("Reshape", graph.linear(parts, weight), graph.constant([1, -1, all_heads, c.head_dim]))
+    (rows,) = graph.op(
+        "Reshape", graph.linear(parts, weight, bias), graph.constant([1, -1, all_heads, c.head_dim])
+    )
     (heads,) = graph.op("Transpose", rows, perm=[0, 2, 1, 3])  # [1, heads, n, D]
     sizes = graph.constant([all_heads - c.num_kv_heads, c.num_kv_heads])
     qk, v = graph.op("Split", heads, sizes, outputs=2, axis=1)

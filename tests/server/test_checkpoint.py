@@ -309,6 +309,41 @@ def test_eagle1_without_a_bias_key_has_the_bias_its_file_holds(eagle1: Published
         eagle1.convert()
 
 
+@pytest.mark.parametrize("case", ["eagle1", "eagle3"])
+@torch.inference_mode()
+def test_heads_of_qwen2_have_biases_on_queries_keys_and_values(
+    case: str, request: pytest.FixtureRequest
+) -> None:
+    """They were called unknown. At position 0 nothing is rotated, and a bias is what it adds."""
+    published: Published = request.getfixturevalue(case)
+    layer = "layers.0" if case == "eagle1" else "midlayer"
+    published.convert()
+    plain = attention_inputs(load_head(published.folder / "out"))
+    biases = [torch.full((64,), value) for value in (0.5, -1.0, 2.0)]
+    for name, bias in zip("qkv", biases, strict=True):
+        published.tensors[f"{layer}.self_attn.{name}_proj.bias"] = bias
+    assert published.convert().head.qkv_bias
+    shifted = attention_inputs(load_head(published.folder / "out"))
+    for before, after, bias in zip(plain, shifted, biases, strict=True):
+        torch.testing.assert_close(after, before + bias.view_as(before))
+    del published.tensors[f"{layer}.self_attn.k_proj.bias"]
+    published.config["qkv_bias"] = True
+    with pytest.raises(BundleError, match=rf"missing: {layer}\.self_attn\.k_proj\.bias"):
+        published.convert()
+
+
+def attention_inputs(head: EagleHead) -> list[Tensor]:
+    """Queries, keys and values of one row at position 0, [1, heads, D] each."""
+    seen: list[Tensor] = []
+
+    def attend(*rows: Tensor) -> Tensor:
+        seen.extend(rows)
+        return rows[2]
+
+    head.forward(torch.tensor([3]), torch.ones(1, 64), torch.tensor([0]), attend)
+    return seen
+
+
 def test_eagle1_names_its_features_the_final_norms(eagle1: Published) -> None:
     identity = eagle1.convert().identity
     assert (identity.feature_layers, identity.feature_norm, identity.feature_size) == ((-1,), True, 64)

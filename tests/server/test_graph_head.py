@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from starsd_server.graph_head import FIRST_POSITIONS, GraphHead, GraphLinear, graphs_available
 from starsd_server.heads.head import HeadKind, attention
 
-from .heads import HIDDEN, VOCAB, random_head
+from .heads import HIDDEN, VOCAB, random_head, small_config
 
 pytestmark = pytest.mark.skipif(
     not graphs_available(), reason="no ONNX Runtime with exact int8 products here"
@@ -66,10 +67,11 @@ def test_each_part_of_an_input_keeps_its_own_scale() -> None:
     assert torch.allclose(GraphLinear(weight, parts=2)(x), expected, atol=0.05 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("qkv_bias", [False, True])
 @pytest.mark.parametrize("kind", list(HeadKind))
 @torch.inference_mode()
-def test_it_computes_what_the_head_in_float32_does(kind: HeadKind) -> None:
-    head = random_head(kind)
+def test_it_computes_what_the_head_in_float32_does(kind: HeadKind, *, qkv_bias: bool) -> None:
+    head = random_head(kind, config=replace(small_config(kind), qkv_bias=qkv_bias))
     int8, arguments = GraphHead(head), inputs()
     expected, found = head.forward(*arguments, causal), int8.forward(*arguments, causal_by_head)
     assert deviation(expected, found) < NOISE

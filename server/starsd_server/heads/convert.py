@@ -44,6 +44,7 @@ EAGLE3 = {name: tuple(f"midlayer.{part}" for part in parts) for name, parts in L
     "out_norm.weight": ("norm.weight",),
     "lm_head": ("lm_head.weight",),
 }
+BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")  # of Qwen2's heads
 # Computed tables that some exporters keep; nothing is lost with them.
 TABLES = ("t2d", "layers.0.self_attn.rotary_emb.inv_freq", "midlayer.self_attn.rotary_emb.inv_freq")
 DEFAULT_RMS_EPS = 1e-6
@@ -159,6 +160,7 @@ def _config(raw: dict[str, Any], kind: HeadKind, found: dict[str, Tensor], sourc
     bias = "fc.bias" in found and kind is HeadKind.EAGLE1
     if raw.get("bias", bias) and not bias and kind is HeadKind.EAGLE1:
         raise BundleError(f"{source}: missing: fc.bias, which its config.json announces")
+    qkv_bias = bool(raw.get("qkv_bias")) or any(name.endswith(BIASES) for name in found)
     try:
         theta, scale = _rope(raw)
         hidden, heads = _whole(raw, "hidden_size"), _whole(raw, "num_attention_heads")
@@ -179,6 +181,7 @@ def _config(raw: dict[str, Any], kind: HeadKind, found: dict[str, Tensor], sourc
             rope_theta=theta,
             rope_scale=scale,
             fc_bias=bias,
+            qkv_bias=qkv_bias,
         )
     except KeyError as error:
         raise BundleError(f"{file}: no {error}") from error
@@ -249,6 +252,9 @@ def _rename(
 ) -> dict[str, Tensor]:
     if config.fc_bias:
         names = names | {"fc.bias": ("fc.bias",)}
+    if config.qkv_bias:
+        layer = "layers.0" if config.kind is HeadKind.EAGLE1 else "midlayer"
+        names = names | {"qkv_proj.bias": tuple(f"{layer}.{part}" for part in BIASES)}
     theirs = {part for parts in names.values() for part in parts}
     missing, extra = sorted(theirs - set(found)), sorted(set(found) - theirs)
     if missing or extra:
@@ -260,10 +266,10 @@ def _rename(
 
 
 def _stack(parts: list[tuple[str, Tensor]], source: Path) -> Tensor:
-    """Along the output rows, which must be equally wide."""
+    """Along the outputs, which must be equally wide."""
     if len(parts) == 1:
         return parts[0][1]
-    if any(part.ndim != 2 for _, part in parts) or len({part.shape[1] for _, part in parts}) > 1:
+    if any(part.ndim == 0 for _, part in parts) or len({part.shape[1:] for _, part in parts}) > 1:
         shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts)
         raise BundleError(f"{source}: not equally wide: {shapes}")
     return torch.cat([part for _, part in parts])

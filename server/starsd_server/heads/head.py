@@ -90,6 +90,7 @@ class HeadConfig:
     rope_theta: float
     rope_scale: float = 1.0
     fc_bias: bool = False
+    qkv_bias: bool = False
 
     def __post_init__(self) -> None:
         for name, least, most in RANGES:
@@ -128,7 +129,8 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(fc_in, c.hidden_size, bias=c.fc_bias)
         self.embed_norm = _RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
         self.hidden_norm = _RMSNorm(c.hidden_size, c.rms_eps) if eagle3 else None
-        self.qkv_proj = nn.Linear(attention_in, (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, bias=False)
+        qkv_out = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        self.qkv_proj = nn.Linear(attention_in, qkv_out, bias=c.qkv_bias)
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
         self.mlp_norm = _RMSNorm(c.hidden_size, c.rms_eps)
         self.gate_up_proj = nn.Linear(c.hidden_size, 2 * c.intermediate_size, bias=False)
