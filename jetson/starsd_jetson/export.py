@@ -92,6 +92,7 @@ def export(
     check_target(out, settings)
     place = out.resolve()  # of a link, what it leads to is replaced
     source = open_source(source_path, settings.context)
+    source.check_whole()
     text = choose_template(read_text_settings(source), settings.chat_template, source.path)
     ChatTemplate(text.chat_template)  # or it would be found out in the first chat
     check_space(out, source.shape, settings)

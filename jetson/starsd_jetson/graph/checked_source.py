@@ -39,14 +39,16 @@ class CheckedSource:
         return values
 
     def check(self) -> None:
-        """Raises BundleError, rather than when the tensor's turn comes: of a large model after minutes."""
+        """Raises BundleError."""
         check_shape(self.shape, self.path)
+        if self.has(f"model.layers.{self.shape.num_layers}.input_layernorm.weight"):
+            raise BundleError(f"{self.path}: it holds more layers than the {self.shape.num_layers} it says")
+
+    def check_whole(self) -> None:
         missing = [name for name in tensor_names(self.shape) if not self.has(name)]
         if missing:
             more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise BundleError(f"{self.path}: tensor {missing[0]} is missing{more}; fetch it again")
-        if self.has(f"model.layers.{self.shape.num_layers}.input_layernorm.weight"):
-            raise BundleError(f"{self.path}: it holds more layers than the {self.shape.num_layers} it says")
 
 
 def shortened(shape: ModelShape, context: int | None, path: Path) -> ModelShape:

@@ -32,6 +32,11 @@ class WeightSource(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def check_whole(self) -> None:
+        """Raises BundleError for a tensor that is not there; else that comes when its turn does, which for a
+        large model is after minutes. (A draft head wants two of them only.)"""
+        ...
+
     def tensor(self, name: str) -> Float32Array:
         """The tensor of this Hugging Face name, float32. Raises BundleError if there is none."""
         ...
