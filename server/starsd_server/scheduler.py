@@ -26,6 +26,7 @@ from starsd_server.scheduling import (
     Event,
     Evict,
     EvictReason,
+    Heard,
     Limits,
     Open,
     Phase,
@@ -62,7 +63,7 @@ class _Block:
 class _Session:
     key: SessionKey
     head: str
-    last_used: float
+    last_heard: float
     device: _Device
     blocks: deque[_Block] = field(default_factory=deque)
     beams: int = 0  # rows of the next level of the tree that grows
@@ -120,6 +121,8 @@ class Scheduler:
             self._open(event, actions)
         elif isinstance(event, Close):
             self._forget(event.key)
+        elif isinstance(event, Heard):
+            self._heard(event)
         elif isinstance(event, Tick):
             self._expire(event.now, actions)
         else:
@@ -176,7 +179,7 @@ class Scheduler:
         if refusal is not None:
             actions.append(refusal)
             return
-        session.last_used = event.now
+        session.last_heard = event.now
         self._slots[session.head].touch(event.key)
         for block in session.blocks:
             block.wants_tree = False
@@ -233,9 +236,15 @@ class Scheduler:
         for device in resting:
             device.share.backlogged = any(not each.idle for each in device.sessions.values())
 
+    def _heard(self, event: Heard) -> None:
+        """It keeps its slot, and is still the first to give it up where another session needs one."""
+        session = self._sessions.get(event.key)
+        if session is not None:
+            session.last_heard = event.now
+
     def _expire(self, now: float, actions: list[Action]) -> None:
         for session in list(self._sessions.values()):
-            if session.idle and now - session.last_used > self._limits.idle_lease_s:
+            if session.idle and now - session.last_heard > self._limits.idle_lease_s:
                 self._forget(session.key)
                 actions.append(Evict(session.key, EvictReason.IDLE))
 

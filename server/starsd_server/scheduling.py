@@ -24,6 +24,7 @@ __all__ = [
     "Event",
     "Evict",
     "EvictReason",
+    "Heard",
     "Limits",
     "Open",
     "Phase",
@@ -132,6 +133,14 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """A session whose device is there and wants nothing: somebody reads an answer."""
+
+    key: SessionKey
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFree:
     """No step runs: the moment to choose the next one."""
 
@@ -156,7 +165,7 @@ class Drain:
     """Take no new session; finish what is under way."""
 
 
-Event: TypeAlias = Open | Arrive | Close | EngineFree | StepEnded | Tick | Drain
+Event: TypeAlias = Open | Arrive | Close | Heard | EngineFree | StepEnded | Tick | Drain
 
 
 # -------------------------------------------------------------------------------------------------- actions

@@ -42,6 +42,7 @@ from starsd_server.scheduling import (
     EngineFree,
     Event,
     Evict,
+    Heard,
     Limits,
     Open,
     Phase,
@@ -182,6 +183,7 @@ class Sessions:
                     self._rows_arrived(self._sessions[key], event, now_s)
                 case Pinged(nonce):
                     self.recorder.pinged(key)
+                    self._schedule(Heard(key, now_s), now_s)
                     self.outbox.append(OutgoingReply(route, connection.send_pong(nonce, int(waited_s * 1e6))))
                 case Reported(body):
                     self.recorder.reported(device, body, now_s)

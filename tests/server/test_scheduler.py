@@ -22,6 +22,7 @@ from starsd_server.scheduling import (
     Event,
     Evict,
     EvictReason,
+    Heard,
     Limits,
     Open,
     Phase,
@@ -476,6 +477,20 @@ def test_a_silent_session_loses_its_slot_when_its_lease_is_over() -> None:
     desk.open(key("d"))
     assert [] == desk.send(Tick(59.0))
     assert [Evict(key("d"), EvictReason.IDLE)] == desk.send(Tick(61.0))
+
+
+def test_one_that_is_heard_keeps_its_slot_until_another_needs_it() -> None:
+    desk = Desk(SMALL)
+    sessions = [key(f"d{i}") for i in range(4)]
+    desk.open(*sessions)
+    desk.send(Heard(sessions[0], 50.0))
+    desk.send(Heard(key("nobody"), 50.0))
+    assert sessions[1:] == [action.key for action in desk.send(Tick(61.0)) if isinstance(action, Evict)]
+    assert [Evict(sessions[0], EvictReason.IDLE)] == desk.send(Tick(111.0))
+    desk.open(*sessions)
+    desk.round(sessions[1])
+    desk.send(Heard(sessions[0], 112.0))
+    assert Evict(sessions[0], EvictReason.ROOM) in desk.send(Open(key("new"), "head", 112.0))
 
 
 def test_a_newer_request_overtakes_an_unstarted_tree_and_loses_no_rows() -> None:

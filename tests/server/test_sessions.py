@@ -10,7 +10,16 @@ import pytest
 
 from starsd_edge.protocol.codec import Frames, decode
 from starsd_edge.protocol.greeting import Identity
-from starsd_edge.protocol.messages import Busy, BusyReason, Draft, Hints, Message, PrefillAck, Welcome
+from starsd_edge.protocol.messages import (
+    Busy,
+    BusyReason,
+    Draft,
+    Hints,
+    Message,
+    NeedPrefill,
+    PrefillAck,
+    Welcome,
+)
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
 from starsd_edge.protocol.telemetry import GatewaySnapshot
 from starsd_server.emulate.edge import EdgeSide
@@ -109,6 +118,23 @@ def drafts(room: Room, device: str) -> list[tuple[list[int], list[int]]]:
     messages = room.heard(device)
     assert all(isinstance(message, Draft) for message in messages), messages
     return [(m.tokens.tolist(), m.parents.tolist()) for m in messages if isinstance(m, Draft)]
+
+
+def test_a_device_that_is_there_and_wants_nothing_keeps_its_rows() -> None:
+    """Somebody reads an answer; after a minute of that the whole context had to be sent again."""
+    room = Room()
+    edge = room.prompted("reading")
+    silent = room.prompted("gone", seed=1)
+    for now_s in range(5, 100, 5):
+        room.now_s = now_s
+        edge.ping(now_s)
+        room.sessions.tick(now_s)
+    room.heard("reading")
+    for each in (edge, silent):
+        each.update(*rows(1, 2), HINTS)
+    room.settle()
+    assert [Draft] == [type(message) for message in room.heard("reading")]
+    assert [NeedPrefill] == [type(message) for message in room.heard("gone")]
 
 
 @pytest.mark.parametrize("engine", [Engine, queued])
