@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from starsd_edge.link.keys import (
     parse_public,
     record_of,
 )
-from starsd_edge.link.pins import Pin, pin_service
+from starsd_edge.link.pins import Pin, pin_service, pinned_services, unpin_service
 from starsd_edge.link.trust import TrustStore
 
 FOLDER = click.option(
@@ -79,7 +80,8 @@ def rotate(folder: Path | None, name: str, *, as_json: bool) -> None:
     """Make a new key in place of the old one, which stays beside it as NAME.old.key.
 
     The services must trust the new key before this device gets in again: `keys trust NAME KEY --replace`,
-    with --keep-previous if the old one is still in use.
+    with --keep-previous if the old one is still in use. A service's own key (--name service) is in use from
+    its next start on, and every device has to `keys pin` it.
     """
     path = key_path(folder, name)
     old = KeyPair.load(path, others_may_read=True)
@@ -140,6 +142,32 @@ def pin(folder: Path | None, name: str, public_key: str, address: str) -> None:
         draft_address(address)
     pin_service(folder or key_dir(), Pin(name, public, address))
     click.echo(f"{name} is known by {PublicKey(name, public, '').fingerprint}")
+
+
+@command.command()
+@FOLDER
+@click.argument("name")
+def unpin(folder: Path | None, name: str) -> None:
+    """Forget the key of the draft service NAME."""
+    unpin_service(folder or key_dir(), name)
+    click.echo(f"{name} is forgotten")
+
+
+@command.command()
+@FOLDER
+@AS_JSON
+def pins(folder: Path | None, *, as_json: bool) -> None:
+    """Which draft services this device knows."""
+    known = pinned_services(folder or key_dir())
+    rows = [(pin, PublicKey(pin.name, pin.public, "").fingerprint) for pin in known]
+    if as_json:
+        click.echo(json.dumps([{**asdict(pin), "fingerprint": fingerprint} for pin, fingerprint in rows]))
+        return
+    width = max((len(pin.name) for pin in known), default=0)
+    for pin, fingerprint in rows:
+        click.echo(f"{pin.name:<{width}}  {fingerprint}  {pin.address or 'at any address'}")
+    if not rows:
+        click.echo("no service is known yet: `starsd keys pin NAME KEY`")
 
 
 def key_path(folder: Path | None, name: str) -> Path:

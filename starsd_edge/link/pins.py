@@ -26,7 +26,15 @@ from starsd_edge.link.keys import (
 )
 from starsd_edge.link.sockets import EdgeKeys, is_local
 
-__all__ = ["Pin", "edge_keys", "is_host", "pin_service", "pinned_services", "service_address"]
+__all__ = [
+    "Pin",
+    "edge_keys",
+    "is_host",
+    "pin_service",
+    "pinned_services",
+    "service_address",
+    "unpin_service",
+]
 
 SUFFIX = ".pub"
 # No address and no domain: a pinned name, or a host of this network.
@@ -49,6 +57,18 @@ def pin_service(folder: Path, pin: Pin) -> None:
     text = parse_public(pin.public) + "\n" + (pin.address + "\n" if pin.address else "")
     make_folder(folder / "services", 0o755)
     write_atomic(folder / "services" / (pin.name + SUFFIX), text, PUBLIC_MODE)
+
+
+def unpin_service(folder: Path, name: str) -> None:
+    """Forget the key of a service. Raises ConfigError where none of this name is pinned."""
+    check_name(name)
+    try:
+        os.unlink(folder / "services" / (name + SUFFIX))
+    except FileNotFoundError:
+        known = ", ".join(pin.name for pin in pinned_services(folder)) or "none"
+        raise ConfigError(f"no draft service is pinned as '{name}'; pinned: {known}") from None
+    except OSError as error:
+        raise ConfigError(f"{folder / 'services'}: cannot be written: {error.strerror}") from None
 
 
 def pinned_services(folder: Path) -> list[Pin]:

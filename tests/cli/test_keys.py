@@ -114,6 +114,31 @@ def test_the_key_of_a_service_is_found_by_address_or_because_it_is_the_only_one(
     assert given.service == other
 
 
+def test_pinned_services_are_listed_and_forgotten(folder: Path) -> None:
+    """A wrong pin that no command showed kept a device from the right service."""
+    assert "no service is known yet" in keys("pins")
+    one, other = KeyPair.generate("a").key, KeyPair.generate("b").key
+    keys("pin", "desk", one.public)
+    keys("pin", "lab", other.public, "--address", "192.0.2.2:7731")
+    shown = keys("pins").splitlines()
+    assert shown == [
+        f"desk  {one.fingerprint}  at any address",
+        f"lab   {other.fingerprint}  192.0.2.2:7731",
+    ]
+    assert json.loads(keys("pins", "--json"))[1] == {
+        "name": "lab",
+        "public": other.public,
+        "address": "192.0.2.2:7731",
+        "fingerprint": other.fingerprint,
+    }
+    assert "desk is forgotten" in keys("unpin", "desk")
+    assert [pin["name"] for pin in json.loads(keys("pins", "--json"))] == ["lab"]
+    with pytest.raises(ConfigError, match="no draft service is pinned as 'desk'; pinned: lab"):
+        keys("unpin", "desk")
+    with pytest.raises(ConfigError, match="is no name for a key"):
+        keys("unpin", "../device")
+
+
 def test_a_damaged_pin_is_named(folder: Path) -> None:
     (folder / "services").mkdir(parents=True)
     (folder / "services" / "bench.pub").write_text("")
