@@ -15,9 +15,9 @@ from starsd_edge.cli.drafts import software
 from starsd_edge.defaults import DRAFT_PORT
 from starsd_edge.errors import BundleError
 from starsd_edge.link.address import MONITOR_PORT, bind_address
-from starsd_edge.link.keys import KeyPair
+from starsd_edge.link.keys import KeyPair, key_dir
 from starsd_edge.link.pins import SERVICE_KEY
-from starsd_edge.link.sockets import check_private
+from starsd_edge.link.sockets import check_private, is_local
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.scheduling import Limits, Policy
 from starsd_server.service import Service
@@ -51,7 +51,11 @@ CHECK_BIND = "tcp://127.0.0.1:0"
     "--monitor",
     help="Endpoint that `starsd monitor` watches; by default the port after --bind's; 'none': no.",
 )
-@click.option("--keys", type=click.Path(path_type=Path), help="Keys folder; needed off this machine.")
+@click.option(
+    "--keys",
+    type=click.Path(path_type=Path),
+    help="Keys folder. Off this machine keys are needed: without this option, those of the usual folder.",
+)
 @click.option("--name", default="starsd", show_default=True, help="The service's name.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option(
@@ -134,6 +138,8 @@ def command(
     )
     bind = bind_address(bind)
     watched = monitor_endpoint(bind, monitor)
+    if keys is None and not (is_local(bind) and is_local(watched or bind)):
+        keys = key_dir()
     sources = head_sources(heads, targets)
     check_inputs(bind, sources, keys)
     config = ServiceConfig(

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from starsd_edge.errors import StarSDError
+from starsd_edge.link.keys import KeyPair
 from starsd_server.cli_serve import command, monitor_endpoint
+from starsd_server.config import ServiceConfig
 
 from .heads import save_toy_head
 
@@ -68,21 +70,50 @@ def test_check_says_what_is_wrong_with_a_head(tmp_path: Path) -> None:
     assert str(tmp_path) in done.stderr.splitlines()[-1]
 
 
+NO_KEY = r"usual/service\.key: no key is there; make one with `starsd keys generate --name service`"
+
+
 @pytest.mark.parametrize(
     ("says", "arguments"),
     [
         ("port 0 to 65535", ["--bind", "tcp://127.0.0.1:99999"]),
         ("no address", ["--bind", "a/b"]),
         ("port 0 to 65535", ["--monitor", "tcp://127.0.0.1:99999"]),
-        ("without keys", ["--bind", "tcp://192.0.2.1:7731"]),
+        (NO_KEY, ["--bind", "tcp://192.0.2.1:7731"]),
+        (NO_KEY, ["--monitor", "tcp://192.0.2.1:7732"]),
         ("service.key", ["--keys", "/nonexistent"]),
         ("/nonexistent: not a draft head", ["--head", "/nonexistent"]),
         ("/nonexistent: not a target", ["--target", "/nonexistent"]),
     ],
 )
 def test_simple_mistakes_are_told_before_anything_is_loaded(
-    says: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+    says: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STARSD_KEYS", str(tmp_path / "usual"))
     monkeypatch.setattr("starsd_server.cli_serve.Service", None)
     with pytest.raises(StarSDError, match=says):
         command.main(arguments, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("bind", "keys"),
+    [("tcp://192.0.2.1:7731", "usual"), ("tcp://127.0.0.1:7731", ""), ("ipc:///run/starsd/draft", "")],
+)
+def test_off_this_machine_the_usual_keys_are_taken(
+    bind: str, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever had made them was told again to make some, and nothing of --keys."""
+    usual = tmp_path / "usual"
+    monkeypatch.setenv("STARSD_KEYS", str(usual))
+    KeyPair.generate("service").save(usual / "service.key")
+    told: list[ServiceConfig] = []
+
+    class Service:
+        def __init__(self, config: ServiceConfig) -> None:
+            told.append(config)
+            raise SystemExit
+
+    monkeypatch.setattr("starsd_server.cli_serve.Service", Service)
+    with pytest.raises(SystemExit):
+        command.main(["--bind", bind], standalone_mode=False)
+    assert [str(usual) if keys else ""] == [config.keys for config in told]

@@ -495,7 +495,10 @@ def test_two_heads_of_one_name_are_refused(head_folder: Path) -> None:
         open_heads(ServiceConfig(heads=(source, source), bind="", folder=""))
 
 
-def test_off_this_machine_nothing_is_served_in_the_clear(head_folder: Path) -> None:
+def test_off_this_machine_nothing_is_served_in_the_clear(
+    head_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STARSD_KEYS", str(tmp_path))
     code, line = failed(head_folder, "--bind", "tcp://0.0.0.0:0")
     assert 3 == code
-    assert "without keys" in line
+    assert f"{tmp_path}/service.key: no key is there" in line
