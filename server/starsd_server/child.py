@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from starsd_edge.errors import StarSDError
+from starsd_server.sparing import Sparing
 
 __all__ = [
     "DRAIN",
@@ -53,6 +54,8 @@ def read_config(kind: type[C]) -> C:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Sparing())
     line = b""
     while not line.endswith(b"\n"):
         # One byte at a time: what follows the line belongs to `read_command`, which polls.
