@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from starsd_edge.errors import LocalProtocolError
 from starsd_edge.protocol.session_table import SessionKey
-from starsd_server.fairness import Allowance, Share, turn_cost
+from starsd_server.fairness import TURN_COST, Allowance, Share, turn_cost
 from starsd_server.scheduling import (
     Action,
     Admit,
@@ -37,6 +37,7 @@ from starsd_server.scheduling import (
     StepEnded,
     Tick,
     Turn,
+    make_turn,
 )
 from starsd_server.slots import Slots
 
@@ -216,12 +217,13 @@ class Scheduler:
         ended, self._step = self._step, None
         if len(event.beams) != len(ended):
             raise LocalProtocolError(f"a step of {len(ended)} turns ended with {len(event.beams)}")
+        failed = event.failed
         resting: list[_Device] = []  # those of a session with nothing left
         for session, beams in zip(ended, event.beams, strict=True):
             session.running = False
             if session.slot is not None:
                 self._slots[session.head].release(session.slot)  # it left meanwhile
-            elif session.key in event.failed:
+            elif failed and session.key in failed:
                 self._clear(session)
             elif not session.blocks:  # what came in meanwhile is for a newer prefix than the tree
                 session.beams = beams
@@ -288,7 +290,7 @@ class Scheduler:
         chosen = self._serial_choice() if self._policy is Policy.SERIAL else self._batched_choice()
         if chosen:
             backlogged = [session.device.share for session in self._ready.values()]
-            turns = tuple([self._take(session) for session in chosen])
+            turns = self._take(chosen)
             self._step = chosen
             lowest = min([share.counter for share in backlogged])
             self._virtual_time = max(self._virtual_time, lowest)
@@ -394,25 +396,31 @@ class Scheduler:
         that a session's bits depend on itself alone."""
         return session.beams or min(session.blocks[0].rows, self._limits.chunk_rows)
 
-    def _take(self, session: _Session) -> Turn:
-        """The session's next turn, charged to its device."""
-        key, device, rows = session.key, session.device, session.beams
-        session.running = True
-        del self._ready[key]
-        if rows:
-            session.beams = 0
-            device.share.counter += turn_cost(rows)
-            return Turn(key, GROW, rows)
-        rows = self._next_rows(session)
-        device.share.counter += turn_cost(rows)
+    def _take(self, chosen: list[_Session]) -> tuple[Turn, ...]:
+        """The next turn of each, charged to its device."""
+        turns: list[Turn] = []
+        for session in chosen:
+            key, rows = session.key, session.beams
+            session.running = True
+            del self._ready[key]
+            if rows:
+                session.beams = 0
+                turns.append(make_turn((key, GROW, rows, False, False)))
+            else:
+                rows = self._next_rows(session)
+                turns.append(self._take_block(session, rows))
+            session.device.share.counter += rows + TURN_COST
+        return tuple(turns)
+
+    def _take_block(self, session: _Session, rows: int) -> Turn:
         block = session.blocks[0]
         block.rows -= rows
-        self._queue(device, -rows)
+        self._queue(session.device, -rows)
         if block.rows:
-            return Turn(key, EXTEND, rows)
+            return Turn(session.key, EXTEND, rows)
         session.blocks.popleft()
         session.tree_arrival = block.arrival
-        return Turn(key, EXTEND, rows, block.wants_tree, True)
+        return Turn(session.key, EXTEND, rows, block.wants_tree, True)
 
     def _unfinished(self, key: SessionKey) -> bool:
         """Serial: the session's prompt or tree is not done yet."""

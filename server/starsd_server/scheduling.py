@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -35,6 +36,7 @@ __all__ = [
     "StepEnded",
     "Tick",
     "Turn",
+    "make_turn",
 ]
 
 
@@ -180,6 +182,10 @@ class Turn(NamedTuple):
     rows: int
     starts_tree: bool = False
     ends_block: bool = False
+
+
+make_turn: partial[Turn] = partial(tuple.__new__, Turn)
+"""A Turn of a sequence of its fields: half of what its own constructor takes."""
 
 
 class RunStep(NamedTuple):

@@ -258,7 +258,10 @@ class Sessions:
         beams: list[int] = []
         refused: list[tuple[Part, Refused]] = []
         for part, outcome in zip(flight.parts, outcomes, strict=True):
-            beams.append(outcome.beams if isinstance(outcome, Advanced) and part.going_on else 0)
+            if isinstance(outcome, Advanced):
+                beams.append(outcome.beams if part.going_on else 0)
+                continue
+            beams.append(0)
             if isinstance(outcome, Refused):
                 refused.append((part, outcome))
         failed = frozenset([part.turn.key for part, _ in refused]) if refused else NOBODY

@@ -36,19 +36,12 @@ class VirtualClock:
     def __init__(self, host_factor: float) -> None:
         self._now_s, self._factor = 0.0, host_factor
         self._working_since: float | None = None  # processor time
+        self.host_works = HostWork(self)
 
     def __call__(self) -> float:
         if self._working_since is None:
             return self._now_s
         return self._now_s + (time.process_time() - self._working_since) * self._factor
-
-    @contextlib.contextmanager
-    def host_works(self) -> Iterator[None]:
-        """What happens in it takes time."""
-        self._working_since = time.process_time()
-        yield
-        now_s = self()
-        self._now_s, self._working_since = now_s, None
 
     @contextlib.contextmanager
     def set_back(self, then_s: float) -> Iterator[None]:
@@ -59,6 +52,25 @@ class VirtualClock:
 
     def wait_until(self, until_s: float) -> None:
         self._now_s += max(0.0, until_s - self())
+
+    def begin_work(self) -> None:
+        self._working_since = time.process_time()
+
+    def end_work(self) -> None:
+        self._now_s, self._working_since = self(), None
+
+
+class HostWork:
+    """What happens in it takes time. (A generator for a context takes longer than what it measures.)"""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._clock.begin_work()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.end_work()
 
 
 class VirtualService:
@@ -99,7 +111,7 @@ class VirtualService:
         clock, sessions = self._clock, self.sessions
         while clock() < until_s:
             self._run_timers()
-            with clock.host_works():
+            with clock.host_works:
                 while self._inbox and not sessions.hurried:
                     self._receive()
                 begun = sessions.begin(clock)
@@ -109,13 +121,13 @@ class VirtualService:
             while (left_s := sessions.left_s()) > 0 or there > 0:
                 if self._inbox:
                     there -= 1
-                    with clock.host_works():
+                    with clock.host_works:
                         self._receive()
                     self._reply()
                 else:
                     clock.wait_until(min(clock() + left_s, self._players.timers.next_s))
                 self._run_timers()
-            with clock.host_works():
+            with clock.host_works:
                 sessions.finish(clock)
             if not begun and not self._inbox:
                 clock.wait_until(min(until_s, self._players.timers.next_s))
