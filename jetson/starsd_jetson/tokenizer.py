@@ -7,7 +7,7 @@ the same tokenizer is rebuilt; which pre-tokenizer belongs to it, the file says 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,16 +193,17 @@ GGUF_TOKENIZERS: dict[str, Callable[[GgufSource, list[str], list[int]], str]] = 
 def read_hugging_face(source: FolderSource) -> TextSettings:
     tokenizers = import_tokenizers()
     file = source.tokenizer_path
+    config = read_json(source.path / "tokenizer_config.json")
+    generation = read_json(source.path / "generation_config.json")
     if file.suffix == ".json":
         text = file.read_text("utf-8")
     else:
-        text = sentencepiece_json(read_pieces(file), prepend=True)
+        pieces = read_pieces(file)
+        text = sentencepiece_json(pieces + added_pieces(source.path, config, len(pieces)), prepend=True)
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception for every damaged file
         raise BundleError(f"{file}: damaged ({error})") from error
-    config = read_json(source.path / "tokenizer_config.json")
-    generation = read_json(source.path / "generation_config.json")
 
     def token_id(name: str) -> int:
         value = config.get(name)
@@ -228,6 +229,31 @@ def read_hugging_face(source: FolderSource) -> TextSettings:
         stop_tokens=tuple(sorted(token for token in ends if token >= 0)),
         sampling=read_sampling(generation),
     )
+
+
+def added_pieces(folder: Path, config: dict[str, Any], count: int) -> list[Piece]:
+    """Tokens behind the `count` of the SentencePiece model, which a fine-tuned one has in files of its own.
+
+    Raises BundleError where their ids leave a gap."""
+    names = read_json(folder / "special_tokens_map.json").values()
+    special = {name.get("content") if isinstance(name, dict) else name for name in flattened(names)}
+    found = {
+        int(index): Piece(str(text), 0.0, CONTROL if text in special else USER_DEFINED)
+        for text, index in read_json(folder / "added_tokens.json").items()
+    }
+    for index, token in config.get("added_tokens_decoder", {}).items():
+        kind = CONTROL if token.get("special") else USER_DEFINED
+        found[int(index)] = Piece(str(token["content"]), 0.0, kind)
+    added = sorted(index for index in found if index >= count)
+    if added != list(range(count, count + len(added))):
+        raise BundleError(f"{folder}: its added tokens have the ids {added}, behind {count} of its tokenizer")
+    return [found[index] for index in added]
+
+
+def flattened(values: Iterable[Any]) -> Iterator[Any]:
+    """Of lists, what is in them."""
+    for value in values:
+        yield from value if isinstance(value, list) else [value]
 
 
 def read_json(path: Path) -> dict[str, Any]:

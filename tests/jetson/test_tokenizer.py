@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -138,6 +139,41 @@ def test_a_gguf_file_with_sentencepiece_s_vocabulary_gives_the_same_ids(
         assert theirs.encode(text) == ours.encode(text, add_special_tokens=False).ids, text
     assert (settings.bos_token, settings.add_bos, settings.stop_tokens) == (1, True, (2,))
     assert ours.encode("a").ids[0] == settings.bos_token
+
+
+@pytest.mark.parametrize("where", ["added_tokens.json", "tokenizer_config.json"])
+def test_tokens_that_were_added_behind_a_sentencepiece_model_are_tokens(
+    where: str, trained: Trained, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """As in chats of fine-tuned Llamas and Mistrals: they were letters, and no answer ended."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny("llama grouped").folder, folder)
+    (folder / "tokenizer.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 900, "eos_token_id": None}))
+    count = len(trained.pieces(folder))
+    start, end = "<|im_start|>", "<|im_end|>"
+    if where == "added_tokens.json":
+        settings: dict[str, Any] = {}
+        (folder / where).write_text(json.dumps({end: count, start: count + 1}))
+        (folder / "special_tokens_map.json").write_text(
+            json.dumps(
+                {"eos_token": {"content": end}, "additional_special_tokens": [start], "bos_token": "<s>"}
+            )
+        )
+    else:
+        tokens = {"1": "<s>", str(count): end, str(count + 1): start}
+        settings = {"added_tokens_decoder": {i: {"content": t, "special": True} for i, t in tokens.items()}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": end}))
+    text = read_text_settings(open_source(folder))
+    ours = Tokenizer.from_str(text.tokenizer_json)
+    ids = ours.encode(f"{start}user{end}", add_special_tokens=False).ids
+    assert (ids[0], ids[-1]) == (count + 1, count)
+    assert ids[1:-1] == ours.encode("user", add_special_tokens=False).ids
+    assert count in text.stop_tokens
+    (folder / "added_tokens.json").write_text(json.dumps({"<far>": count + 50}))
+    with pytest.raises(BundleError, match=f"its added tokens have the ids .*{count + 50}.*, behind {count}"):
+        read_text_settings(open_source(folder))
 
 
 @pytest.mark.parametrize(
