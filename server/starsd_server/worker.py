@@ -32,6 +32,7 @@ from starsd_server.config import REAL_ENGINE, HeadSource, ServiceConfig
 from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
 from starsd_server.engine import Engine
+from starsd_server.hardware import chosen_device, memory_for
 from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest
 from starsd_server.ipc import FromEdge, GatewayState, Revoked, pack_snapshot, pack_to_edge, unpack_in_worker
 from starsd_server.kv_cache import KvCache
@@ -232,14 +233,17 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngin
 
 def check_kv_budget(config: ServiceConfig, heads: list[HeadManifest]) -> None:
     """Raises ResourceError when the sessions' slots would take more than --kv-mib, saying what fits."""
-    dtype = torch.float32 if config.device == "cpu" else torch.float16
+    if not config.kv_mib:
+        return
+    precision = choose_precision(config, chosen_device(config.device))
+    dtype = torch.float32 if precision in (Precision.INT8, Precision.FLOAT32) else torch.float16
     lengths = [manifest.max_len(config.max_len) for manifest in heads]
     session_bytes = sum(
         KvCache.row_bytes(manifest.head, dtype) * length
         for manifest, length in zip(heads, lengths, strict=True)
     )
     fitting = config.kv_mib * 2**20 // session_bytes
-    if config.kv_mib and fitting < config.limits.max_sessions:
+    if fitting < config.limits.max_sessions:
         needed_mib = -(-config.limits.max_sessions * session_bytes // 2**20)
         raise ResourceError(
             f"{config.limits.max_sessions} sessions of {max(lengths)} tokens take {needed_mib} MiB of KV "
@@ -255,11 +259,14 @@ def open_real(config: ServiceConfig, source: HeadSource, max_len: int) -> StepEn
 
 
 def open_engine(config: ServiceConfig, source: HeadSource, max_len: int) -> Engine:
-    device = torch.device(config.device)
+    device = chosen_device(config.device)
     head = load_head(Path(source.folder), Path(source.target) if source.target else None, dtype=None)
-    row_head = RowHead(head.to(device), choose_precision(config, device))
+    with memory_for(f"the weights of {source.folder}", device):
+        row_head = RowHead(head.to(device), choose_precision(config, device))
     transfers = SameMemory() if device.type == "cpu" else PinnedMemory(CudaQueue(device))
-    engine = Engine(row_head, config.limits.max_sessions, max_len, transfers)
+    slots = config.limits.max_sessions
+    with memory_for(f"--max-sessions {slots} sessions of --max-len {max_len} tokens", device):
+        engine = Engine(row_head, slots, max_len, transfers)
     log.info(
         "%s in %s: %d slots of %d tokens, %.0f MiB of KV",
         row_head.config.kind.value,

@@ -489,6 +489,35 @@ def test_the_kv_budget_is_kept_to_the_byte_or_refused_with_what_fits(
         open_heads(config)
 
 
+def test_rows_of_two_bytes_an_element_are_counted_as_such(head_folder: Path) -> None:
+    """On a CPU, too, where --precision says so: it was refused with half of the memory to spare."""
+    head = (HeadSource(str(head_folder)),)
+    _, engines = open_heads(
+        ServiceConfig(
+            heads=head, bind="", folder="", limits=Limits(max_sessions=32), kv_mib=8, precision="float16"
+        )
+    )
+    assert [8 * 2**20] == [engine.kv.num_bytes for engine in engines.values() if isinstance(engine, Engine)]
+
+
+def test_more_sessions_than_fit_into_memory_are_refused_in_one_line(head_folder: Path) -> None:
+    code, line = failed(head_folder, "--max-sessions", str(1 << 40))
+    assert ResourceError.exit_code == code
+    assert (
+        f"--max-sessions {1 << 40} sessions of --max-len 2048 tokens do not fit into the memory of cpu"
+        in line
+    )
+
+
+def test_a_gpu_that_is_not_here_is_told_in_one_line(head_folder: Path) -> None:
+    """It was told by a traceback."""
+    for device in ("cuda:64", "gpu", "mps"):
+        code, line = failed(head_folder, "--device", device)
+        assert line.startswith(f"starsd: --device {device}: ")
+        assert "cpu" in line
+        assert code in (ResourceError.exit_code, UsageError.exit_code)
+
+
 def test_two_heads_of_one_name_are_refused(head_folder: Path) -> None:
     source = HeadSource(str(head_folder))
     with pytest.raises(UsageError, match="two heads are called toy-head"):
