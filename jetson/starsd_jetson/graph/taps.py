@@ -45,14 +45,15 @@ def read_taps(head: Path, source: WeightSource) -> Taps:
     file = head / "config.json"
     try:
         name, kind, identity = _read(file)
+        if kind != EAGLE3:  # which alone has a projection
+            what = f"EAGLE-{kind.removeprefix('eagle')}"
+            raise BundleError(f"{head}: an {what} head reads no layers of its own: leave out --eagle3")
         layers = tuple(int(layer) for layer in identity["feature_layers"])
         target, sha256 = str(identity["target_hash"]), str(identity["projection"])
     except (*UNUSABLE, OSError, RecursionError) as error:
         raise BundleError(
             f"{file}: not a draft head's configuration ({error}); make one with 'starsd draft convert'"
         ) from error
-    if kind != EAGLE3:
-        raise BundleError(f"{head}: an {kind.upper()} head needs no layers of its own: leave out --eagle3")
     if target != source.sha256():
         raise BundleError(
             f"{head}: made for {identity['target']}, whose weights are not those of {source.path}"
