@@ -14,7 +14,7 @@ from starsd_edge.bench.report import json_option, write_json
 from starsd_edge.cli.model_options import provider_option
 from starsd_edge.cli.runtime import EMBEDDED, ModelChoice, open_bundle, target_class
 from starsd_edge.errors import UsageError
-from starsd_jetson.target_speed import PROMPT_TOKENS, TargetSpeed, measure_apart
+from starsd_jetson.target_speed import PROMPT_TOKENS, TargetSpeed, check_peer, measure_apart
 
 __all__ = ["command"]
 
@@ -46,6 +46,8 @@ def command(
     it. Every row is measured in a process of its own."""
     if peer and gguf is None and bundle != EMBEDDED:
         raise UsageError(f"--peer {peer} needs the weights of {bundle} as a GGUF file: --gguf FILE")
+    if peer:
+        check_peer()
     opened = open_bundle(ModelChoice(bundle, quant), lambda line: click.echo(line, err=True))
     runtime = target_class(opened.manifest, provider)
     if threads and not runtime.uses_threads:

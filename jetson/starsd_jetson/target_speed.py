@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from starsd_edge.errors import MissingDependencyError, ResourceError
 from starsd_jetson.calibrate import measure_costs, probe_tokens
 from starsd_jetson.context import ContextTarget
 
-__all__ = ["PROMPT_TOKENS", "STEPS", "TargetSpeed", "measure", "measure_apart"]
+__all__ = ["PROMPT_TOKENS", "STEPS", "TargetSpeed", "check_peer", "measure", "measure_apart"]
 
 PROMPT_TOKENS = 128
 STEPS = 32  # plain steps a round; rounds of ours and the peer's alternate
@@ -174,14 +175,15 @@ def peak_bytes(status: Path = PROCESS) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
+def check_peer() -> None:
+    """Raises MissingDependencyError where llama.cpp is not installed."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise MissingDependencyError("--peer llama.cpp needs the package: pip install llama-cpp-python")
+
+
 def llama_cpp(gguf: Path, threads: int) -> Steps:
     """STEPS greedy steps of llama.cpp on the same GGUF, after a prompt of the same length."""
-    try:
-        library = importlib.import_module("llama_cpp")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "--peer llama.cpp needs the package: pip install llama-cpp-python"
-        ) from error
+    library = importlib.import_module("llama_cpp")
     model: Any = library.Llama(
         str(gguf), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from starsd_edge.bundle import Bundle
 from starsd_edge.cli.main import cli
-from starsd_edge.errors import UsageError
+from starsd_edge.errors import MissingDependencyError, UsageError
 from starsd_jetson import target_speed
 from starsd_jetson.export import ExportSettings, export
 from starsd_jetson.onnx_target import OnnxTarget
@@ -105,3 +106,13 @@ def test_what_cannot_be_compared_is_refused(
         CliRunner().invoke(
             cli, ["bench", "target", str(tmp_path / "bundle"), *arguments], catch_exceptions=False
         )
+
+
+def test_a_peer_that_is_not_installed_is_told_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large model was loaded and measured first."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setattr("starsd_jetson.bench_target.open_bundle", None)
+    with pytest.raises(MissingDependencyError, match="pip install llama-cpp-python"):
+        CliRunner().invoke(cli, ["bench", "target", "--peer", "llama.cpp"], catch_exceptions=False)
