@@ -36,6 +36,7 @@ __all__ = [
     "Shapes",
     "TensorEntry",
     "damaged",
+    "file_sha256",
 ]
 
 MANIFEST_NAME = "manifest.json"

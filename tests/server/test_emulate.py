@@ -26,11 +26,13 @@ from starsd_server.emulate.engines import (
     load_engine_profile,
 )
 from starsd_server.emulate.machine import machine_use, resident_mib
+from starsd_server.emulate.record import recorded_trees
 from starsd_server.emulate.round_profile import RoundProfile, Table, worker_parts
 from starsd_server.emulate.soak import MAX_GROWTH_MIB, Reading, growth_mib, soak
-from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees
+from starsd_server.emulate.trace import Conversation, RecordedTrees, Trace, record_trees, row_key
 from starsd_server.emulate.virtual import VirtualClock, VirtualService, measure_virtually
 from starsd_server.engine import Engine
+from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
@@ -116,6 +118,44 @@ def test_the_emulated_engine_answers_as_the_real_one_did(tmp_path: Path) -> None
         assert real.tokens.tolist() == played.tokens.tolist()
         assert real.parents.tolist() == played.parents.tolist()
         assert real_beams == played_beams
+
+
+def test_trees_of_two_nodes_are_recorded(tmp_path: Path) -> None:
+    """They have no step after the first, and `--max-nodes 2` ended as a bug."""
+    recorded = record_trees(real_engine(), random_trace(), GrowthLimits(2, 1, 0))
+    recorded.save(tmp_path / "trees.npz")
+    again = RecordedTrees.load(tmp_path / "trees.npz")
+    conversation = random_trace().conversations[0]
+    rows = conversation.prompt_len
+    found = again.find(rows, row_key(conversation.tokens[1 : rows + 1]))
+    assert found is not None
+    assert (1, ()) == (len(found.tree.tokens), found.levels)
+    assert len(recorded) == len(again)
+
+
+def test_a_head_that_was_trained_anew_is_recorded_anew(tmp_path: Path) -> None:
+    """Under its old name it got the trees of the one before."""
+    head, trace = save_toy_head(tmp_path / "head"), random_trace()
+
+    def recording() -> Path:
+        profile = load_profile("agx-orin-int4")
+        return recorded_trees(trace, tmp_path, head, None, profile, 12, 0.01, lambda text: None)
+
+    before = recording()
+    assert before == recording()
+    trained = random_head(HeadKind.EAGLE1, seed=1)
+    save_head(trained, HeadManifest(name="toy-head", head=trained.config, identity=TOY), head)
+    after = recording()
+    assert before != after
+    assert before.read_bytes() != after.read_bytes()
+
+
+def test_a_head_of_another_target_is_named(tmp_path: Path) -> None:
+    """It was a bug to the user: no row of it was taken, and nothing recorded."""
+    conversation = Conversation(np.arange(20, dtype=np.int32), np.zeros((19, HIDDEN + 1), np.float16), 10)
+    head, profile = save_toy_head(tmp_path / "head"), load_profile("agx-orin-int4")
+    with pytest.raises(UsageError, match="the head reads features of 64, the bundle's are 65 wide"):
+        recorded_trees(Trace((conversation,)), tmp_path, head, None, profile, 12, 0.01, lambda text: None)
 
 
 def test_the_emulated_engine_narrows_trees_as_the_real_one_does() -> None:

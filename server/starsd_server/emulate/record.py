@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from starsd_edge.bundle import Bundle
+from starsd_edge.bundle import Bundle, file_sha256
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer
 from starsd_edge.config import cache_dir
 from starsd_edge.decoding.costs import DeviceProfile
+from starsd_edge.errors import UsageError
 from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.text.template import Message, Role
 from starsd_server.emulate.trace import Trace, record_trees
 from starsd_server.engine import Engine
-from starsd_server.heads.checkpoint import load_head, read_manifest
+from starsd_server.heads.checkpoint import HEAD_NAME, load_head, read_manifest
 from starsd_server.heads.grow import VerifyCosts
 from starsd_server.rows import Precision, RowHead, int8_available
 from starsd_server.sessions import TreeShape
@@ -64,8 +65,20 @@ def recorded_trees(
     dtype: FeatureDtype = FeatureDtype.FP16,
 ) -> Path:
     """The file with the head's trees for a device of this profile at every position of the trace, grown from
-    features that were sent as `dtype`."""
-    name = read_manifest(head_folder).name
+    features that were sent as `dtype`.
+
+    Raises UsageError for a head that reads features of another width than the trace has.
+    """
+    manifest = read_manifest(head_folder)
+    width, found = manifest.identity.feature_size, trace.conversations[0].features.shape[1]
+    if width != found:
+        raise UsageError(
+            f"{head_folder}: the head reads features of {width}, the bundle's are {found} wide: "
+            "give the bundle of its target (--bundle)"
+        )
+    weights = head_folder / HEAD_NAME
+    # One that was trained anew has its old name.
+    name = f"{manifest.name}-{file_sha256(weights)[:12]}" if weights.is_file() else manifest.name
     features = "" if dtype is FeatureDtype.FP16 else f"-{dtype.wire_name}"
     file = folder / f"trees-{name}-{profile.name}-{max_nodes}{features}-{GROWTH}.npz"
     if file.is_file():

@@ -37,7 +37,15 @@ from starsd_server.heads.tensors import (
     write_tensors,
 )
 
-__all__ = ["EMBEDDED_HEAD", "MAX_TRAINED_LEN", "HeadManifest", "load_head", "read_manifest", "save_head"]
+__all__ = [
+    "EMBEDDED_HEAD",
+    "HEAD_NAME",
+    "MAX_TRAINED_LEN",
+    "HeadManifest",
+    "load_head",
+    "read_manifest",
+    "save_head",
+]
 
 log = logging.getLogger("starsd.heads")
 
