@@ -20,6 +20,7 @@ import zmq
 
 from starsd_edge.errors import ResourceError, StarSDError, UsageError
 from starsd_edge.link.sockets import is_readable, make_context, receive_now, seed_libc, send_now
+from starsd_edge.link.zap import IPV4_IN_IPV6
 from starsd_edge.protocol.codec import Buffer, decode, encode, kind_of
 from starsd_edge.protocol.messages import (
     Busy,
@@ -290,7 +291,6 @@ class Gateway:
             self._worker.put(pack_state(state))
 
 
-IPV4_IN_IPV6 = "::ffff:"  # how a socket for both tells an IPv4 address
 REVOKED = encode(
     Error(
         Head(0),

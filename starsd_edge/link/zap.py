@@ -19,12 +19,13 @@ from starsd_edge.link.diagnose import FULL_STATUS
 from starsd_edge.link.keys import KeyPair, fingerprint
 from starsd_edge.link.sockets import ZAP_DOMAIN, EdgeKeys, SyncSocket, edge_socket, monitor_event
 
-__all__ = ["Authenticator", "FullError", "Knock", "check_stranger_is_refused"]
+__all__ = ["IPV4_IN_IPV6", "Authenticator", "FullError", "Knock", "check_stranger_is_refused"]
 
 log = logging.getLogger(__name__)
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by the RFC: one handler per context
 ZAP_VERSION = b"1.0"
+IPV4_IN_IPV6 = "::ffff:"  # how a socket for both tells an IPv4 address
 ZAP_REQUEST_FRAMES = 7  # version, request id, domain, address, routing id, mechanism, one credential
 REFUSED_STATUS = 400
 POLL_MS = 200
@@ -127,7 +128,7 @@ class Authenticator:
         if len(request) != ZAP_REQUEST_FRAMES:
             return Knock("", "", None, "no CURVE key")
         version, _, domain, address, _, mechanism, credential = request
-        where = address.decode("ascii", "replace")
+        where = address.decode("ascii", "replace").removeprefix(IPV4_IN_IPV6)
         if (version, domain, mechanism) != (ZAP_VERSION, ZAP_DOMAIN, b"CURVE") or len(credential) != 32:
             return Knock("", where, None, "no CURVE key")
         public = z85.encode(credential).decode()

@@ -77,6 +77,7 @@ def test_a_known_key_gets_in_and_is_named(door: Door) -> None:
     assert door.knock(EdgeKeys(JET, SERVER.key.public)) == zmq.EVENT_HANDSHAKE_SUCCEEDED
     (knock,) = door.knocks
     assert (knock.device, knock.fingerprint) == ("jet1", JET.key.fingerprint)
+    assert knock.address == "127.0.0.1"  # and not as IPv6 writes it
 
 
 def test_a_message_carries_the_key_it_was_authenticated_with(door: Door) -> None:
