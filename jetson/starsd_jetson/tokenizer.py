@@ -100,6 +100,7 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -119,8 +120,7 @@ def split_then_bytes(pattern: str) -> Callable[[Any], Any]:
 
 PRE_TOKENIZERS: dict[str, Callable[[Any], Any]] = {
     "smollm": digits_then_bytes,
-    "llama-bpe": split_then_bytes(LLAMA3_SPLIT),
-    "llama3": split_then_bytes(LLAMA3_SPLIT),
+    **dict.fromkeys(LLAMA3_NAMES, split_then_bytes(LLAMA3_SPLIT)),
     "qwen2": split_then_bytes(QWEN2_SPLIT),
     "gpt-2": lambda tokenizers: tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
 }
@@ -141,10 +141,17 @@ def read_gguf(source: GgufSource) -> TextSettings:
         chat_template=str(source.field("tokenizer.chat_template", ""))
         or known_template(*(str(source.field(key, "")) for key in GGUF_NAMES), source.path.name),
         bos_token=-1 if bos is None else int(bos),
-        add_bos=bool(source.field("tokenizer.ggml.add_bos_token", kind == "llama")),
+        add_bos=adds_bos(source),
         stop_tokens=tuple(sorted(int(token) for token in ends)),
         sampling=SamplingDefaults(),
     )
+
+
+def adds_bos(source: GgufSource) -> bool:
+    """Whether texts begin with BOS. Files of Llama 3 often do not say: they do."""
+    by_kind = source.field("tokenizer.ggml.model") == "llama"
+    by_name = source.field("tokenizer.ggml.pre") in LLAMA3_NAMES
+    return bool(source.field("tokenizer.ggml.add_bos_token", by_kind or by_name))
 
 
 def gguf_sentencepiece(source: GgufSource, tokens: list[str], kinds: list[int]) -> str:
@@ -163,7 +170,7 @@ def gguf_byte_level(source: GgufSource, tokens: list[str], kinds: list[int]) -> 
     vocabulary = {token: index for index, token in enumerate(tokens)}
 
     try:
-        model = tokenizers.models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
+        model = tokenizers.models.BPE(vocabulary, merges, ignore_merges=pre in LLAMA3_NAMES)
     except Exception as error:  # the package raises no class of its own
         raise BundleError(f"{source.path}: its tokenizer is damaged ({error})") from error
     tokenizer = tokenizers.Tokenizer(model)
@@ -178,6 +185,11 @@ def gguf_byte_level(source: GgufSource, tokens: list[str], kinds: list[int]) -> 
     tokenizer.add_tokens(
         [added(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == USER_DEFINED]
     )
+    bos = source.field("tokenizer.ggml.bos_token_id")
+    if bos is not None and adds_bos(source):
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], int(bos))]
+        )
     return str(tokenizer.to_str())
 
 

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sentencepiece
@@ -18,10 +18,11 @@ from tokenizers import Tokenizer
 from starsd_edge.errors import BundleError
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_jetson import embedded
+from starsd_jetson.graph.gguf_source import GgufSource
 from starsd_jetson.graph.sources import open_source
 from starsd_jetson.sample_text import CALIBRATION, HELD_OUT
 from starsd_jetson.sentencepiece import Piece, read_pieces, sentencepiece_json
-from starsd_jetson.tokenizer import read_text_settings
+from starsd_jetson.tokenizer import read_gguf, read_text_settings
 from tests.jetson.gguf_files import sentencepiece_model, write_gguf
 
 BYTE = 6  # kind of a piece that stands for one byte
@@ -174,6 +175,37 @@ def test_tokens_that_were_added_behind_a_sentencepiece_model_are_tokens(
     (folder / "added_tokens.json").write_text(json.dumps({"<far>": count + 50}))
     with pytest.raises(BundleError, match=f"its added tokens have the ids .*{count + 50}.*, behind {count}"):
         read_text_settings(open_source(folder))
+
+
+@pytest.mark.parametrize(
+    ("pre", "said", "added"),
+    [("llama-bpe", None, True), ("llama-bpe", False, False), ("smollm", None, False), ("smollm", True, True)],
+)
+def test_a_gguf_file_of_llama_3_begins_its_texts_as_llama_cpp_does(
+    pre: str, said: bool | None, added: bool
+) -> None:
+    """Its files do not say so; raw prompts went in without."""
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": ["<|begin_of_text|>", "<|eot_id|>", "a", "b", "ab"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 1, 1],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.add_bos_token": said,
+    }
+
+    class File:
+        path = Path("llama3.gguf")
+
+        def field(self, key: str, default: Any = None) -> Any:
+            value = fields.get(key)
+            return default if value is None else value
+
+    text = read_gguf(cast("GgufSource", File()))
+    assert text.add_bos == added
+    assert Tokenizer.from_str(text.tokenizer_json).encode("ab").ids == ([0, 4] if added else [4])
 
 
 @pytest.mark.parametrize(
