@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from starsd_edge.errors import BundleError
+from starsd_edge.errors import BundleError, UsageError
 from starsd_edge.protocol.greeting import Identity, projection_hash
+from starsd_server.cli_convert import command as convert_command
 from starsd_server.heads.checkpoint import EMBEDDED_HEAD, HeadManifest, load_head, read_manifest, save_head
 from starsd_server.heads.convert import convert
 from starsd_server.heads.head import EagleHead, HeadKind
@@ -342,6 +343,26 @@ def attention_inputs(head: EagleHead) -> list[Tensor]:
 
     head.forward(torch.tensor([3]), torch.ones(1, 64), torch.tensor([0]), attend)
     return seen
+
+
+def test_what_is_in_the_way_of_a_converted_head_stays(eagle1: Published) -> None:
+    """A trained head, and what was published when --out names its own folder, were written over."""
+    out = eagle1.folder / "out"
+    eagle1.convert()
+    (eagle1.folder / "file").write_text("mine")
+
+    def run(*options: str) -> None:
+        convert_command.main([str(eagle1.folder), str(TARGET), *options], standalone_mode=False)
+
+    for place in (eagle1.folder, eagle1.folder / "file"):
+        with pytest.raises(UsageError, match="exists and is not a head of ours; choose another --out"):
+            run("--out", str(place), "--replace")
+    before = (out / "head.safetensors").read_bytes()
+    with pytest.raises(UsageError, match="already holds the head 'eagle1'; give --replace"):
+        run("--out", str(out), "--dtype", "fp32")
+    assert before == (out / "head.safetensors").read_bytes()
+    run("--out", str(out), "--dtype", "fp32", "--replace")
+    assert before != (out / "head.safetensors").read_bytes()
 
 
 def test_eagle1_names_its_features_the_final_norms(eagle1: Published) -> None:
