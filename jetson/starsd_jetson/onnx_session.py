@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from starsd_edge.errors import BundleError, MissingDependencyError
 from starsd_edge.extras import install_hint
+from starsd_jetson.amx import without_amx
 from starsd_jetson.huge_pages import huge_pages_of_new_memory
 
 __all__ = ["Provider", "import_onnxruntime", "open_session", "share"]
@@ -106,7 +107,8 @@ def import_onnxruntime() -> Any:
             "uninstall both, then install one: pip install '.[onnx]' or '.[gpu]' in this project's folder"
         )
     try:
-        import onnxruntime
+        with without_amx():  # it asks for it as it is imported
+            import onnxruntime
     except ImportError as error:
         raise MissingDependencyError(
             f"onnxruntime does not load ({first_line(error)}); {install_hint('onnx')}"
