@@ -196,7 +196,7 @@ def answers(table: SessionTable, frames: Frames) -> list[Frames]:
             case RowsArrived():
                 replies.append(
                     connection.send_draft(
-                        event.round_id, event.base_len, DRAFT.tokens, DRAFT.parents, queue_us=0, draft_us=0
+                        event.round_id, event.base_len, CHAIN, CHAIN, queue_us=0, draft_us=0
                     )
                 )
     return replies

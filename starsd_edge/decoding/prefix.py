@@ -17,7 +17,7 @@ FIRST_CAPACITY = 256  # tokens; doubles as the prefix grows
 
 def prefix_crc(tokens: TokenArray, crc: int = 0) -> int:
     """CRC-32 over the tokens as little-endian int32; pass the checksum of what went before as `crc`."""
-    return zlib.crc32(np.ascontiguousarray(tokens, LITTLE_ENDIAN).data, crc)
+    return zlib.crc32(np.asarray(tokens, LITTLE_ENDIAN).tobytes(), crc)
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from starsd_edge.types import BoolArray, IndexArray, TokenArray
 
@@ -51,11 +53,14 @@ class DraftTree:
         check_siblings(np.array((tokens, parents)))
 
     @classmethod
-    def below(cls, root: int, tokens: TokenArray, parents: TokenArray, base_len: int) -> DraftTree:
-        """`root`, and below it what a draft message has: int32 [N - 1] of each, parents counted with the root
-        as node 0, and known to lie before their nodes. Raises ValueError for siblings that are equal."""
+    def below(
+        cls, root: int, tokens: NDArray[np.integer[Any]], parents: NDArray[np.integer[Any]], base_len: int
+    ) -> DraftTree:
+        """`root`, and below it what a draft message has: [N - 1] of each, tokens that fit int32, and parents
+        counted with the root as node 0, known to lie before their nodes. Raises ValueError for siblings that
+        are equal."""
         whole = np.empty((2, len(tokens) + 1), np.int32)
-        whole[:, 0] = root, NO_PARENT
+        whole[0, 0], whole[1, 0] = root, NO_PARENT
         whole[0, 1:], whole[1, 1:] = tokens, parents
         check_siblings(whole)
         return _trusted(whole[0], whole[1], base_len)

@@ -115,12 +115,11 @@ class EdgeLoop:
         finally:
             with self.changed:
                 self._watch.give_back()
-                self.changed.notify_all()
+                if self._stopping.is_set():
+                    self.changed.notify_all()
 
     def _receive_here(self) -> None:
         """One message. More of them, and what follows from it beside trees, are the link's thread's."""
-        if self._dealer is None or not is_readable(self._dealer):
-            return
         for event in self._take():
             if isinstance(event, TreeArrived):
                 self._on_tree(event)
@@ -226,9 +225,8 @@ class EdgeLoop:
     def _receive(self) -> None:
         """One message. Whatever else is there is found by the next turn, which also sends the answers."""
         with self.changed:
-            if self._dealer is not None and is_readable(self._dealer):
-                self._obey(self._take())
-                self._watch.call()
+            self._obey(self._take())
+            self._watch.call()
 
     def _heed_monitor(self) -> None:
         for _ in range(MAX_MESSAGES_A_TURN):
@@ -264,10 +262,15 @@ class EdgeLoop:
     # ------------------------------------------------------------------- with `changed` held from here on
 
     def _take(self) -> list[LinkEvent]:
-        """What the message that has come means."""
-        assert self._dealer is not None
+        """What the message that has come means; the descriptor tells of other things, too."""
+        if self._dealer is None:
+            return []
+        try:
+            frames = [frame.bytes for frame in receive_now(self._dealer)]
+        except zmq.Again:
+            return []
         now_s = time.monotonic()
-        events = self._connection.receive([frame.bytes for frame in receive_now(self._dealer)], now_s)
+        events = self._connection.receive(frames, now_s)
         if self._connection.state is EdgeState.PAUSED and self._places.has_spare(now_s):
             # A service that has no room for this edge is left, if another may have.
             events += self._connection.lost(f"{self.address}: {self._connection.reason}", now_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import gt
 from typing import NoReturn, TypeAlias
 
 import numpy as np
@@ -54,6 +55,7 @@ from starsd_edge.protocol.messages import (
     ErrorCode,
     GoAway,
     Hello,
+    Integers,
     Message,
     MessageKind,
     NeedPrefill,
@@ -73,8 +75,7 @@ from starsd_edge.types import TokenArray
 
 __all__ = ["DECODERS", "decode"]
 
-# parents[j] of node j + 1 must be at most j
-LATEST_PARENT = np.arange(MAX_NODES, dtype=np.uint8)
+NODES = range(MAX_NODES)  # parents[j] of node j + 1 must be at most j
 
 
 def decode(frames: Sequence[Buffer]) -> Message:
@@ -148,7 +149,7 @@ def rows_of(first: Peek, frames: Sequence[Buffer]) -> tuple[TokenArray, EncodedR
         raise WireError(
             ErrorCode.LIMIT, f"{size} bytes of features; at most {MAX_CHUNK_BYTES} in one message"
         )
-    tokens = unpack_ids(frames[1], first.num_items, first.flags, extra_bytes=0)
+    tokens = ids_of(frames[1], first.num_items, first.flags, extra_bytes=0).astype(np.int32)
     return tokens, EncodedRows(dtype, first.num_items, first.width, frames[2])
 
 
@@ -178,13 +179,14 @@ def decode_draft(first: Peek, body: Body, frames: Sequence[Buffer]) -> Draft:
     if first.head.base_len < 1:
         malformed("DRAFT for an empty prefix")
     ids = frames[1]
-    tokens = unpack_ids(ids, n, first.flags, extra_bytes=n)
-    parents = np.frombuffer(ids, np.uint8, n, len(ids) - n)
-    if True in (parents > LATEST_PARENT[:n]).tobytes():
+    tokens = ids_of(ids, n, first.flags, extra_bytes=n)
+    start = len(ids) - n
+    if any(map(gt, ids[start:], NODES)):  # so few are compared one by one before a ufunc has begun
         malformed("a draft node whose parent does not come before it")
+    parents = np.frombuffer(ids, np.uint8, n, start)
     queue_us, draft_us = body
     ahead = bool(first.flags & FLAG_AHEAD)
-    return Draft(first.head, tokens, parents.astype(np.int32), queue_us, draft_us, ahead)
+    return Draft(first.head, tokens, parents, queue_us, draft_us, ahead)
 
 
 def decode_need_prefill(first: Peek, body: Body, frames: Sequence[Buffer]) -> NeedPrefill:
@@ -232,14 +234,15 @@ def decode_error(first: Peek, body: Body, frames: Sequence[Buffer]) -> Error:
     return Error(first.head, ErrorCode(body[0]) if known else ErrorCode.INTERNAL, text, body[1])
 
 
-def unpack_ids(frame: Buffer, count: int, flags: int, *, extra_bytes: int) -> TokenArray:
+def ids_of(frame: Buffer, count: int, flags: int, *, extra_bytes: int) -> Integers:
+    """A view of the ids in `frame`: u16 or int32 [count]."""
     wide = bool(flags & FLAG_WIDE_IDS)
     size = count * (4 if wide else 2)
     if len(frame) != size + extra_bytes:
         malformed(f"{count} ids take {size + extra_bytes} bytes, not {len(frame)}")
     if not wide:
-        return np.frombuffer(frame, NARROW_ID, count).astype(np.int32)
-    ids = np.frombuffer(frame, WIDE_ID, count).astype(np.int32)
+        return np.frombuffer(frame, NARROW_ID, count)
+    ids = np.frombuffer(frame, WIDE_ID, count)
     if len(ids) and ids.min() < 0:
         malformed("a token id beyond 2^31")
     return ids

@@ -34,6 +34,7 @@ from starsd_edge.protocol.messages import (
     Error,
     GoAway,
     Hello,
+    Integers,
     Message,
     MessageKind,
     NeedPrefill,
@@ -47,7 +48,6 @@ from starsd_edge.protocol.messages import (
     Welcome,
 )
 from starsd_edge.protocol.telemetry import encode_report
-from starsd_edge.types import TokenArray
 
 __all__ = ["encode"]
 
@@ -148,11 +148,11 @@ def encode_error(m: Error) -> Frames:
     return [head_frame(MessageKind.ERROR, m.head, ERROR_BODY.pack(m.code, m.kind & 0xFF, 0)), text]
 
 
-def pack_ids(tokens: TokenArray) -> tuple[bytes, int]:
+def pack_ids(tokens: Integers) -> tuple[bytes, int]:
     """Two bytes each where all fit, else four."""
     if not len(tokens):
         return b"", 0
-    top = largest(tokens.view(np.uint32))  # one below zero is beyond every id
+    top = largest(tokens.astype(np.uint32))  # one below zero is beyond every id
     if top <= LARGEST_NARROW_ID:
         return tokens.astype(NARROW_ID).tobytes(), 0
     if top > LARGEST_ID:

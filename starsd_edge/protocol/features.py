@@ -139,9 +139,8 @@ def to_half(features: FeatureArray) -> FeatureArray:
 def half_is_finite(half: FeatureArray) -> bool:
     # Two maxima over the bits: ten times faster than isfinite on float16, and without a copy of the rows: its
     # fresh pages would cost more than everything else that is done to a message.
-    bits = half.reshape(-1)
     return not half.size or (
-        largest(bits.view(np.int16)) < INFINITY and largest(bits.view(np.uint16)) < MINUS_INFINITY
+        largest(half.view(np.int16)) < INFINITY and largest(half.view(np.uint16)) < MINUS_INFINITY
     )
 
 

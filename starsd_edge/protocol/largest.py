@@ -11,6 +11,6 @@ __all__ = ["largest"]
 
 
 def largest(values: NDArray[np.integer[Any]]) -> int:
-    """Of at least one value [n]. Where it lies is found in half the time of a maximum, and by less code: a
+    """Of at least one value. Where it lies is found in half the time of a maximum, and by less code: a
     ufunc looks up types and buffers first, which counts where a message finds other code in the caches."""
     return values.item(values.argmax())

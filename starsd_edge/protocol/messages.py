@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.features import EncodedRows
@@ -41,6 +43,7 @@ __all__ = [
     "Head",
     "Hello",
     "Hints",
+    "Integers",
     "Message",
     "MessageKind",
     "NeedPrefill",
@@ -57,6 +60,9 @@ __all__ = [
     "make_head",
     "make_hints",
 ]
+
+
+Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 class MessageKind(IntEnum):
@@ -238,15 +244,15 @@ class Update(Struct, frozen=True):
 class Draft(Struct, frozen=True):
     """A tree without its root, which the edge knows: nodes 1 .. N-1 in order of falling probability.
 
-    tokens    int32 [N - 1]
-    parents   int32 [N - 1], of nodes 1 .. N-1, counted with the root as node 0
+    tokens    int32 [N - 1], or u16 as they came
+    parents   int32 [N - 1], or u8 as they came, of nodes 1 .. N-1, counted with the root as node 0
     queue_us  the request's time waiting in the service, draft_us its time in engine steps
     ahead     a second tree of a round that was answered: the first one, and what was found beyond it since
     """
 
     head: Head
-    tokens: TokenArray
-    parents: TokenArray
+    tokens: Integers
+    parents: Integers
     queue_us: int = 0
     draft_us: int = 0
     ahead: bool = False

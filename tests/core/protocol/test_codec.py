@@ -154,6 +154,19 @@ def test_a_parent_after_its_child_is_refused() -> None:
         decode([head, body[:-1] + b"\x02"])
 
 
+def test_a_token_beyond_every_vocabulary_is_refused() -> None:
+    head, body = encode(Draft(HEAD, np.array([4, 70_000], np.int32), np.array([0, 1], np.int32)))
+    with pytest.raises(WireError, match="beyond 2\\^31"):
+        decode([head, body[:7] + b"\x80" + body[8:]])
+
+
+@pytest.mark.parametrize("tokens", [[5, 65_535], [5, 65_536]], ids=["narrow", "wide"])
+def test_a_draft_that_came_leaves_as_it_came(tokens: list[int]) -> None:
+    """Its ids are still as wide as on the wire, not int32."""
+    frames = encode(Draft(HEAD, np.array(tokens, np.int32), np.array([0, 1], np.int32)))
+    assert encode(decode(frames)) == frames
+
+
 def test_reasons_and_codes_of_a_later_version_read_as_the_general_one() -> None:
     busy = bytearray(encode(Busy(HEAD, 10, BusyReason.MEMORY))[0])
     busy[COMMON.size + 4] = 99
