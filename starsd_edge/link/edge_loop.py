@@ -101,11 +101,13 @@ class EdgeLoop:
         """Receive in this thread until `done()`, which is asked with the lock held; call it without. Gives up
         with less than a millisecond left, and at once where another thread does the same."""
         until_s = time.monotonic() + timeout_s
-        with self.lock:
-            if done() or self._watch.lent:
-                return
-            self._watch.lend()
-        try:
+        borrowed = False
+        try:  # an interrupt may come at any point, and must not keep the descriptor from the link's thread
+            with self.lock:
+                if done() or self._watch.lent:
+                    return
+                borrowed = True
+                self._watch.lend()
             while (left_ms := int((until_s - time.monotonic()) * 1e3)) > 0:
                 self._watch.wait_as_borrower(left_ms)
                 with self.lock:
@@ -113,10 +115,11 @@ class EdgeLoop:
                     if done():
                         return
         finally:
-            with self.changed:
-                self._watch.give_back()
-                if self._stopping.is_set():
-                    self.changed.notify_all()
+            if borrowed:
+                with self.changed:
+                    self._watch.give_back()
+                    if self._stopping.is_set():
+                        self.changed.notify_all()
 
     def _receive_here(self) -> None:
         """One message. More of them, and what follows from it beside trees, are the link's thread's."""
