@@ -65,9 +65,9 @@ HEADS = Shown(
     "## Published heads",
     {"MODEL": "model", "TARGET": "model", "SOURCE": "eagle1", "EAGLE3": "eagle3"},
     "BUNDLE",
-    "HEAD",
+    "HEAD3",
     "EAGLE-3",
-    "fits the EAGLE-3 head HEAD, and no other",
+    "fits the EAGLE-3 head HEAD3, and no other",
 )
 
 
