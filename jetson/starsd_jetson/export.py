@@ -23,9 +23,10 @@ from starsd_edge.bundle import (
     Shapes,
     TensorEntry,
 )
-from starsd_edge.errors import ResourceError, UsageError
+from starsd_edge.errors import BundleError, ResourceError, UsageError
 from starsd_edge.text.builtin_templates import BUILTIN_TEMPLATES
 from starsd_edge.text.template import ChatTemplate
+from starsd_edge.text.tokenizer import Tokenizer
 from starsd_edge.types import Float32Array
 from starsd_edge.whole_file import DISK_FULL
 from starsd_jetson.graph.builder import CONTRIB, GraphBuilder, StoredTensor, WeightFile
@@ -94,7 +95,7 @@ def export(
     source = open_source(source_path, settings.context)
     source.check_whole()
     text = choose_template(read_text_settings(source), settings.chat_template, source.path)
-    ChatTemplate(text.chat_template)  # or it would be found out in the first chat
+    check_text(text, source.path)
     check_space(out, source.shape, settings)
     with staging_folder(place) as folder:
         reference = None if settings.quant == "fp32" else reference_run(source.shape, text.tokenizer_json)
@@ -105,6 +106,15 @@ def export(
         write_manifest(folder, replace(draft.manifest, self_test=trial.self_test, quality=trial.quality))
         put_in_place(folder, place)
     return Bundle.open(out)
+
+
+def check_text(text: TextSettings, path: Path) -> None:
+    """Raises BundleError for what the first chat would end with."""
+    ChatTemplate(text.chat_template)
+    try:
+        Tokenizer(text.tokenizer_json)
+    except BundleError as error:
+        raise BundleError(f"{path}: {error}") from error
 
 
 def choose_template(text: TextSettings, choice: str | None, path: Path) -> TextSettings:

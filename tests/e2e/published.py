@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from starsd_jetson.sentencepiece import Piece
+from starsd_jetson.sentencepiece import Piece, sentencepiece_json
 from tests.jetson.gguf_files import sentencepiece_model, write_gguf
 
 __all__ = ["EAGLE1", "EAGLE3", "GOLDEN", "SOURCES", "vicuna_folder"]
@@ -45,7 +45,9 @@ def vicuna_folder(folder: Path) -> Path:
 
 def llama_folder(folder: Path) -> Path:
     """The layout of newer models: safetensors and tokenizer.json."""
-    return Path(shutil.copytree(TARGET, folder / "llama-tiny"))
+    made = Path(shutil.copytree(TARGET, folder / "llama-tiny"))
+    (made / "tokenizer.json").write_text(sentencepiece_json(pieces(), prepend=True), "utf-8")
+    return made
 
 
 def gguf_file(folder: Path) -> Path:

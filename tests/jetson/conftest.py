@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -92,6 +93,7 @@ def write_tokenizer(folder: Path) -> None:
     """One token a character, enough for texts of the self-test."""
     tokens = {"<unk>": 0, "<s>": 1, "</s>": 2} | {chr(code): code for code in range(32, 127)}
     tokenizer = Tokenizer(WordLevel(tokens, unk_token="<unk>"))
+    tokenizer.decoder = ByteLevel()
     tokenizer.pre_tokenizer = Split("", "isolated")
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
@@ -58,6 +59,7 @@ def write_random_model(folder: Path, config: dict[str, int]) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages[-1]['content'] }}")
     tokens = {"<unk>": 0} | {chr(code): code for code in range(32, 127)}
     tokenizer = Tokenizer(WordLevel(tokens, unk_token="<unk>"))
+    tokenizer.decoder = ByteLevel()
     tokenizer.pre_tokenizer = Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
     rng = np.random.default_rng(0)

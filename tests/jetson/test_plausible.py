@@ -130,6 +130,15 @@ def test_text_settings_that_no_chat_could_use_are_refused(file: str, content: by
     assert not (folder.parent / "bundle").exists()
 
 
+def test_a_tokenizer_that_no_chat_could_decode_with_is_refused(folder: Path) -> None:
+    """The bundle was made, passed its self-test, and could not be chatted with."""
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"decoder": {"type": "Fuse"}}))
+    with pytest.raises(BundleError, match=f"{folder}: tokenizer.json has a decoder of an unknown kind"):
+        export(folder, folder.parent / "bundle", ExportSettings())
+    assert not (folder.parent / "bundle").exists()
+
+
 def spoil(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
     file = next(folder.glob("*.safetensors"))
     tensors = load_file(file)
