@@ -89,8 +89,10 @@ class EdgeLoop:
         self._thread.start()
 
     def wake(self) -> None:
-        """The connection has something to send. Call it from any thread."""
-        self._watch.wake()
+        """The connection has something to send. Call it from any thread; after `stop` it does nothing."""
+        with self.lock:
+            if not self._watch.closed:
+                self._watch.wake()
 
     def send(self) -> None:
         """Send what the connection has, from this thread. Call it with the lock held."""
@@ -161,7 +163,8 @@ class EdgeLoop:
             left = self.changed.wait_for(lambda: not self._watch.lent, JOIN_S)
         if left and not self._thread.is_alive():
             self._context.destroy(linger=GOODBYE_MS)
-            self._watch.close()
+            with self.lock:
+                self._watch.close()
 
     # ------------------------------------------------------------------------------- on the thread
 

@@ -16,12 +16,13 @@ NONE = -1  # no descriptor
 
 
 class Watch:
-    """No socket is touched here. `wait` and `wait_as_borrower` are for one thread each, and `wake` for any,
-    without the link's lock; all the rest is called with it held."""
+    """No socket is touched here. `wait` and `wait_as_borrower` are for one thread each, without the link's
+    lock; all the rest is called with it held."""
 
     def __init__(self) -> None:
         self.dealer = self.monitor = NONE
         self.lent = False  # the dealer's
+        self.closed = False
         self._bell, self._borrowers_bell = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         self._poller = select.epoll()  # heeds at once what changes while a thread waits on it
         self._poller.register(self._bell, select.EPOLLIN)
@@ -41,6 +42,8 @@ class Watch:
         self.call()
 
     def close(self) -> None:
+        """Its descriptors are others' from here on."""
+        self.closed = True
         self._poller.close()
         os.close(self._bell)
         os.close(self._borrowers_bell)

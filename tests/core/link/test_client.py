@@ -23,6 +23,7 @@ from starsd_edge.protocol.head import peek
 from starsd_edge.protocol.limits import EdgeTiming
 from starsd_edge.protocol.messages import ErrorCode, MessageKind
 from starsd_edge.protocol.states import EdgeState
+from starsd_edge.protocol.telemetry import EdgeReport
 from tests.core.link.loopback import LoopbackService
 from tests.core.protocol.pair import committed, hello, token_at, tokens
 from tests.ports import free_port
@@ -400,3 +401,20 @@ def test_closing_ends_the_thread_and_tells_the_service(closing: Callable) -> Non
             break
         threading.Event().wait(0.01)
     assert len(service.core.table) == 0
+
+
+def test_a_drafter_that_is_closed_takes_whatever_comes_and_drafts_nothing(closing: Callable) -> None:
+    """A decode loop under way may be a round behind whoever closed it."""
+    service = closing(LoopbackService())
+    drafter = RemoteDrafter(service.address, hello())
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 20))
+    next_tree(drafter, 21)
+    drafter.close()
+    drafter.update(committed(20, 24))
+    assert drafter.poll(0.5) is None
+    drafter.rollback(10)
+    drafter.report(EdgeReport(edge_boot="boot"))
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 20))
+    assert drafter.poll(0.0) is None
