@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from starsd_edge.decoding.costs import load_profile
-from starsd_edge.errors import UsageError
+from starsd_edge.errors import UnreachableError, UsageError
 from starsd_edge.protocol.codec import encode
 from starsd_edge.protocol.features import FeatureDtype
 from starsd_edge.protocol.messages import Head, Report
 from starsd_edge.protocol.telemetry import EdgeReport
 from starsd_server.config import HeadSource, ServiceConfig
 from starsd_server.emulate.bench import BenchPlan, jain, measure
-from starsd_server.emulate.devices import FleetPlan
+from starsd_server.emulate.devices import FleetPlan, Players
 from starsd_server.emulate.engines import (
     EmulatedEngine,
     EngineProfile,
@@ -270,6 +270,16 @@ def test_no_session_waits_longer_than_one_step_to_start(tmp_path: Path) -> None:
     assert row.queue_ms_max <= 1e3 * longest_s
     assert row.rounds_per_s > 100
     assert measure_virtually(plan, "serial", [None] * 16, 0.0).queue_ms_max > 3e3 * longest_s
+
+
+def test_a_service_that_refuses_the_devices_is_named_with_its_reason(tmp_path: Path) -> None:
+    plan = virtual_plan(tmp_path)
+    service = VirtualService(plan, "batched", VirtualClock(host_factor=0.0))
+    others = replace(plan.fleet, identity=msgspec.structs.replace(TOY, target_hash="ff"))
+    service._players = Players(others, service._clock)
+    service.join([None])
+    with pytest.raises(UnreachableError, match=r"refuses the devices of the benchmark: .*does not fit"):
+        service.run(1.0)
 
 
 def test_what_has_come_in_when_a_step_begins_is_received_before_the_next_however_slow_the_host_is(

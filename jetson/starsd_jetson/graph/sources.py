@@ -59,9 +59,7 @@ def open_source(path: Path, context: int | None = None) -> WeightSource:
     if path.is_dir():
         return FolderSource(path, context)
     if not path.exists():
-        raise BundleError(
-            f"{path}: no such file or folder; give a GGUF file, a Hugging Face folder, or 'embedded'"
-        )
+        raise BundleError(f"{path}: no such file or folder; give a GGUF file or a Hugging Face folder")
     if not path.is_file():
         raise BundleError(f"{path}: not a regular file")
     with path.open("rb") as file:

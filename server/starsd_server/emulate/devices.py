@@ -28,6 +28,7 @@ from starsd_edge.protocol.limits import MAX_CHUNK_BYTES
 from starsd_edge.protocol.messages import (
     Busy,
     Draft,
+    Error,
     GoAway,
     Hints,
     Message,
@@ -170,6 +171,8 @@ class Players:
             self._after(message.retry_after_ms / 1e3, lambda: self._begin(device))
         elif isinstance(message, NeedPrefill):
             self._begin(device)
+        elif isinstance(message, Error):
+            raise UnreachableError(f"the draft service refuses the devices of the benchmark: {message.text}")
         elif not isinstance(message, PrefillAck | GoAway):
             raise UnreachableError(f"the draft service of the benchmark answered {message}")
 
