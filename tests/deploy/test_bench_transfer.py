@@ -57,12 +57,13 @@ def test_proxy_keeps_bytes_in_order_and_never_early(delay_s: float) -> None:
 
 
 HOLD_A_PROXY = """
-import signal, sys
+import sys, threading
 from starsd_deploy.bench.delay_proxy import DelayProxy
 try:
     with DelayProxy(1, 0.0):
         print("up", flush=True)
-        signal.pause()
+        while True:  # an interrupt just before a wait is noticed when that ends
+            threading.Event().wait(0.1)
 except KeyboardInterrupt:
     sys.exit(130)
 """
