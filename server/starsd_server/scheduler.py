@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from starsd_edge.errors import LocalProtocolError
 from starsd_edge.protocol.session_table import SessionKey
-from starsd_server.fairness import TURN_COST, Allowance, Share, turn_cost
+from starsd_server.fairness import Allowance, Share, turn_cost
 from starsd_server.scheduling import (
     Action,
     Admit,
@@ -409,7 +409,7 @@ class Scheduler:
             else:
                 rows = self._next_rows(session)
                 turns.append(self._take_block(session, rows))
-            session.device.share.counter += rows + TURN_COST
+            session.device.share.counter += turn_cost(rows)
         return tuple(turns)
 
     def _take_block(self, session: _Session, rows: int) -> Turn:

@@ -61,6 +61,17 @@ def until(drafter: RemoteDrafter, condition: Callable[[], bool]) -> None:
         assert drafter._changed.wait_for(condition, WAIT_S), drafter._connection.drafter_state()
 
 
+def asking(service: LoopbackService, timing: EdgeTiming) -> RemoteDrafter:
+    """Has had a tree on 9 tokens, and has asked for one on 13 of a service that hangs now."""
+    drafter = RemoteDrafter(service.address, hello(), timing=timing)
+    drafter.start(token_at(0))
+    drafter.update(committed(0, 8))
+    next_tree(drafter, 9)
+    service.hang.set()
+    drafter.update(committed(8, 12))
+    return drafter
+
+
 def test_rounds_over_a_plain_loopback_link(closing: Callable) -> None:
     service = closing(LoopbackService())
     drafter = closing(RemoteDrafter(service.address, hello()))
@@ -138,12 +149,7 @@ def test_a_tree_is_received_by_the_thread_that_waits_for_it(
 def test_one_poll_outlasts_a_service_that_is_killed_and_started_again(closing: Callable) -> None:
     """The dealer it waits on is closed meanwhile, and the tree comes through the next one."""
     service = LoopbackService()
-    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
-    drafter.start(token_at(0))
-    drafter.update(committed(0, 8))
-    next_tree(drafter, 9)
-    service.hang.set()
-    drafter.update(committed(8, 12))
+    drafter = closing(asking(service, FAST))
 
     def restart() -> None:
         service.stop()
@@ -158,12 +164,7 @@ def test_one_poll_outlasts_a_service_that_is_killed_and_started_again(closing: C
 def test_what_is_late_is_asked_for_again_while_somebody_waits_for_it(closing: Callable) -> None:
     """Time stays with the link's thread, whoever receives."""
     service = closing(LoopbackService())
-    drafter = closing(RemoteDrafter(service.address, hello(), timing=FAST))
-    drafter.start(token_at(0))
-    drafter.update(committed(0, 8))
-    next_tree(drafter, 9)
-    service.hang.set()
-    drafter.update(committed(8, 12))
+    drafter = closing(asking(service, FAST))
 
     def serve_again() -> None:
         until(drafter, lambda: drafter._connection.counters.misses > 0)
@@ -179,13 +180,8 @@ def test_a_service_that_says_no_to_one_who_waits_is_left(closing: Callable) -> N
     longer = 1.5 * WAIT_S
     patient = EdgeTiming(answer_s=longer, chunk_s=longer, ping_s=longer)
     service = closing(LoopbackService())
-    drafter = closing(RemoteDrafter(service.address, hello(), timing=patient))
-    drafter.start(token_at(0))
-    drafter.update(committed(0, 8))
-    next_tree(drafter, 9)
+    drafter = closing(asking(service, patient))
     service.refuse = ErrorCode.VERSION, "too old"
-    service.hang.set()
-    drafter.update(committed(8, 12))
     once_lent(drafter, service.hang.clear)
     threading.Thread(target=drafter.poll, args=(WAIT_S,), daemon=True).start()
     until(drafter, lambda: drafter._connection.reason == "too old" and drafter._loop._dealer is None)
