@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -305,6 +306,46 @@ def test_what_has_come_in_when_a_step_begins_is_received_before_the_next_however
     service.run(5.0)
     assert len(late) > 5
     assert not any(late)
+
+
+def test_reading_the_processor_time_is_not_the_hosts_work() -> None:
+    """A processor that reads its own time in 2 us, and works for 10 us between one look at the clock and the
+    next."""
+    processor = TimedByItself(reading_s=2e-6)
+    clock = VirtualClock(1.0, processor)
+    with clock.host_works:
+        looks = []
+        for _ in range(5):
+            processor.now_s += 10e-6
+            looks.append(clock())
+    assert looks == pytest.approx([10e-6, 20e-6, 30e-6, 40e-6, 50e-6])
+    assert clock() == pytest.approx(50e-6)
+
+
+def test_what_was_there_before_is_no_garbage_while_virtual_time_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+    run = VirtualService.run
+
+    def watched(service: VirtualService, until_s: float) -> None:
+        frozen.append(gc.get_freeze_count())
+        run(service, until_s)
+
+    monkeypatch.setattr(VirtualService, "run", watched)
+    measure_virtually(virtual_plan(tmp_path), "batched", [None])
+    assert len(frozen) == 2
+    assert min(frozen) > 1000
+    assert gc.get_freeze_count() == 0
+
+
+class TimedByItself:
+    def __init__(self, reading_s: float) -> None:
+        self.now_s, self._reading_s = 0.0, reading_s
+
+    def __call__(self) -> float:
+        self.now_s += self._reading_s
+        return self.now_s
 
 
 def slow_by_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
