@@ -6,9 +6,7 @@ worker is the loop around it; a simulator can be another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
@@ -39,7 +37,6 @@ from starsd_server.scheduling import (
     Close,
     Drain,
     Drained,
-    EngineFree,
     Event,
     Evict,
     Heard,
@@ -49,32 +46,15 @@ from starsd_server.scheduling import (
     Policy,
     Refuse,
     RefuseReason,
-    RunStep,
-    StepEnded,
     Tick,
-    Turn,
 )
-from starsd_server.session import Block, Ended, Flight, OutgoingReply, Part, Session
+from starsd_server.session import Block, OutgoingReply, Part, Session
 from starsd_server.sharing import Sharing
-from starsd_server.step import (
-    NO_TREE,
-    Advanced,
-    Extend,
-    GoAhead,
-    Grow,
-    Outcome,
-    Refused,
-    SessionRows,
-    StepEngine,
-    TreeReady,
-    WorkItem,
-)
+from starsd_server.step import NO_TREE, Outcome, Refused, StepEngine, TreeReady
+from starsd_server.stepping import Clock, Steps
 from starsd_server.telemetry import Recorder, SessionFacts
 
-__all__ = ["Clock", "Sessions", "TreeShape"]
-
-Clock: TypeAlias = Callable[[], float]
-"""Monotonic seconds."""
+__all__ = ["Sessions", "TreeShape"]
 
 BUSY_REASONS = {
     RefuseReason.SESSIONS: BusyReason.SESSIONS,
@@ -84,9 +64,7 @@ BUSY_REASONS = {
     RefuseReason.LOAD: BusyReason.LOAD,
     RefuseReason.DRAINING: BusyReason.DRAINING,
 }
-GROW, AHEAD = Phase.GROW, Phase.AHEAD  # a member is slow to look up
-NOBODY: frozenset[SessionKey] = frozenset()
-NO_ROWS: Mapping[SessionKey, int] = {}
+AHEAD = Phase.AHEAD  # a member is slow to look up
 # What is drafted ahead: children offered per row, rows of a step where many come free, and steps. Of 250
 # nodes about a hundred have children; deeper than six levels beyond a tree hardly a text follows.
 AHEAD_WIDTH = 16
@@ -133,21 +111,20 @@ class Sessions:
             offer, max_sessions_per_device=limits.device_sessions, max_sessions=MAX_SEATS
         )
         self._engines = engines
-        self.by_itself = all(engine.by_itself for engine in engines.values())
         self._scheduler = Scheduler(limits, tuple(engines), policy)
         self._shape = shape or TreeShape()
         self._ahead = self._shape.ahead(limits.free_rows) if ahead and policy is not Policy.SERIAL else None
         self._sessions: dict[SessionKey, Session] = {}
         self.recorder = recorder or Recorder(offer, limits, policy)
         self._sharing = Sharing(limits.free_rows) if policy is Policy.BATCHED else None
-        self._price = 0.0  # what a row of a tree has to bring, as of the newest step that was answered
-        self._flight: Flight | None = None
-        # An engine that computes by itself has ended a step, and somebody goes on: whatever else has come in
-        # is better received while the next one runs.
-        self.hurried = False
-        self._last_step_s = 0.0  # when the newest step ended
+        self._steps = Steps(
+            engines,
+            self._scheduler,
+            self._sessions,
+            self.recorder.narrowed,
+            ahead=self._ahead is not None,
+        )
         self._arrived: list[tuple[Session, RowsArrived, float]] = []  # to be counted, and when they came in
-        self._ended: list[Ended] = []  # to be answered
         self.outbox: list[OutgoingReply] = []
         self.drained = False
 
@@ -220,73 +197,52 @@ class Sessions:
         self.answer()
         return begun
 
+    @property
+    def by_itself(self) -> bool:
+        """Whether the engines compute while the host goes on."""
+        return self._steps.by_itself
+
+    @property
+    def hurried(self) -> bool:
+        """Whether to `begin` at once: an engine idles, and somebody goes on."""
+        return self._steps.hurried
+
     def begin(self, clock: Clock) -> bool:
         """Launch a step if anyone is ready and none is under way; whether one was launched.
 
         Call it when everything that came in has been received, so that all of it takes part; at once while
         `hurried`. `clock` gives monotonic seconds."""
-        if self._flight is not None:
+        if self._steps.under_way:
             return False
-        self.hurried = False
-        for action in self._scheduler.handle(EngineFree()):
-            if isinstance(action, RunStep):
-                self._launch(action.turns, clock)
-            else:
-                self._act(action)
-        return self._flight is not None
+        for action in self._steps.begin(clock):
+            self._act(action)
+        return self._steps.under_way
 
     def left_s(self) -> float:
         """Seconds until the step under way is done; not above zero when it is, or when there is none.
 
         Messages may be received meanwhile: sessions that close or start anew are taken out of the step."""
-        if self._flight is None:
-            return 0.0
-        return max([self._engines[head].left_s() for head in self._flight.heads])
+        return self._steps.left_s()
 
     def finish(self, clock: Clock) -> None:
         """Wait for the step under way, if there is one, so that the next can begin; `answer` is for later."""
-        flight = self._flight
-        if flight is None:
-            return
-        late_s = max(0.0, -self.left_s())
-        self._flight = None
-        began_s = flight.started_s if self.by_itself else clock()
-        outcomes = self._collect(flight)
-        ended_s = self._last_step_s = clock() - late_s
-        if self._price > 0.0:
-            self._narrow(flight, outcomes)
-        beams: list[int] = []
-        refused: list[tuple[Part, Refused]] = []
-        for part, outcome in zip(flight.parts, outcomes, strict=True):
-            if isinstance(outcome, Advanced):
-                beams.append(outcome.beams if part.going_on else 0)
-                continue
-            beams.append(0)
-            if isinstance(outcome, Refused):
-                refused.append((part, outcome))
-        failed = frozenset([part.turn.key for part, _ in refused]) if refused else NOBODY
-        ahead = going_ahead(flight.parts, outcomes) if self._ahead is not None else NO_ROWS
-        self._scheduler.handle(StepEnded(tuple(beams), failed, ahead))
-        self.hurried = self.by_itself and self.waiting
-        for part, refusal in refused:
+        for part, refusal in self._steps.finish(clock):
             if self._still(part):
                 self._refused(part.session, refusal)
-        self._ended.append(Ended(flight, outcomes, began_s, ended_s))
 
     def answer(self) -> None:
         """Count what came in and the steps that have ended, and answer what they have done. While the next
         one runs is the best time."""
         self._count_arrivals()
-        ended, self._ended = self._ended, []
-        for flight, outcomes, began_s, ended_s in ended:
+        for flight, outcomes, began_s, ended_s in self._steps.take_ended():
             turns, step_s = [part.turn for part in flight.parts], ended_s - began_s
             if turns[0].phase is AHEAD:
                 self._went_ahead(flight.parts, outcomes, step_s, ended_s)
                 continue
             self.recorder.stepped(turns, flight.waited_s + began_s - flight.started_s, step_s)
             if self._sharing is not None:
-                self._price = self._sharing.stepped(turns, step_s, ended_s)
-                self.recorder.priced(self._price)
+                self._steps.price = self._sharing.stepped(turns, step_s, ended_s)
+                self.recorder.priced(self._steps.price)
             for part, outcome in zip(flight.parts, outcomes, strict=True):
                 if isinstance(outcome, TreeReady) and self._still(part):
                     self._tree_done(part.session, part.block, outcome, ended_s)
@@ -369,97 +325,6 @@ class Sessions:
                 self.recorder.evicted(key, reason)
             case Drained():
                 self.drained = True
-
-    # ------------------------------------------------------------------------------------- the step
-
-    def _launch(self, turns: tuple[Turn, ...], clock: Clock) -> None:
-        """One engine step per head. The accelerator idles until it is done: nothing here that can wait."""
-        sessions = [self._sessions[turn.key] for turn in turns]
-        items: list[WorkItem] = []
-        blocks: list[Block | None] = []
-        for turn, session in zip(turns, sessions, strict=True):
-            rows = session.rows
-            assert rows is not None
-            if turn.phase is GROW:
-                items.append(Grow(rows))
-                blocks.append(session.drafting)
-            elif turn.phase is AHEAD:
-                items.append(GoAhead(rows))
-                blocks.append(session.going_ahead)
-            else:
-                block = session.blocks[0]
-                items.append(self._extension(session, rows, block, turn))
-                blocks.append(block)
-        started_s = clock()
-        heads = self._launch_items(items, sessions)
-        # What is left to do is done while the engine runs.
-        parts = [
-            Part(turn, session, head, item.session, block)
-            for turn, session, head, item, block in zip(turns, sessions, heads, items, blocks, strict=True)
-        ]
-        waited_s = started_s - max(self._last_step_s, self._begin_blocks(parts, started_s))
-        self._flight = Flight(parts, tuple(dict.fromkeys(heads)), started_s, waited_s)
-
-    def _launch_items(self, items: list[WorkItem], sessions: list[Session]) -> list[str]:
-        """Each engine gets its items; whose, by item."""
-        if len(self._engines) == 1:
-            ((head, engine),) = self._engines.items()
-            engine.launch(items)
-            return [head] * len(items)
-        heads = [session.head.name for session in sessions]
-        for head in dict.fromkeys(heads):
-            self._engines[head].launch([item for item, its in zip(items, heads, strict=True) if its == head])
-        return heads
-
-    def _begin_blocks(self, parts: list[Part], started_s: float) -> float:
-        """Since when the first of them could have run, had nothing been in its way."""
-        ready_s = started_s
-        for part in parts:
-            block = part.block
-            if block is not None and block.started_s is None:
-                block.started_s = started_s
-                ready_s = min(ready_s, block.arrived_s)
-            elif part.turn.phase is not AHEAD:  # for which nobody waits
-                ready_s = min(ready_s, self._last_step_s)
-        return ready_s
-
-    def _collect(self, flight: Flight) -> list[Outcome]:
-        """What became of each part."""
-        if len(flight.heads) == 1:
-            return self._engines[flight.heads[0]].collect()
-        collected = {head: iter(self._engines[head].collect()) for head in flight.heads}
-        return [next(collected[part.head]) for part in flight.parts]
-
-    def _narrow(self, flight: Flight, outcomes: list[Outcome]) -> None:
-        """Where the engine is saturated, trees go on as far as their rows are worth its time."""
-        for place, part in enumerate(flight.parts):
-            outcome = outcomes[place]
-            if isinstance(outcome, Advanced) and outcome.beams and part.going_on:
-                engine = self._engines[part.head]
-                outcomes[place] = engine.narrow(part.rows, self._price / part.session.trust.ratio)
-                if outcomes[place] != outcome:
-                    self._narrowed(part.block)
-
-    def _narrowed(self, block: Block | None) -> None:
-        """The tree on `block` lost rows; it is counted once."""
-        if block is not None and not block.narrowed:
-            block.narrowed = True
-            self.recorder.narrowed()
-
-    def _extension(self, session: Session, rows: SessionRows, block: Block, turn: Turn) -> Extend:
-        """The next rows of `block`, and the tree on them if it is time for that."""
-        arrived, done = block.rows, block.done
-        if turn.ends_block:
-            session.blocks.popleft()
-        limits = None
-        if turn.starts_tree:
-            session.drafting, limits = block, block.limits
-        if turn.ends_block and done == 0:  # all of them
-            return Extend(rows, arrived.tokens, arrived.features, arrived.start, limits)
-        block.done = end = done + turn.rows
-        return Extend(
-            rows, arrived.tokens[done:end], arrived.features[done:end], arrived.start + done, limits
-        )
 
     def _still(self, part: Part) -> bool:
         """Whether the session has neither ended nor begun anew since the step was launched."""
@@ -554,18 +419,6 @@ class Sessions:
             for action in self._scheduler.handle(Close(session.key)):
                 self._act(action)
             session.forget_rows()
-
-
-def going_ahead(parts: list[Part], outcomes: list[Outcome]) -> dict[SessionKey, int]:
-    """Sessions whose trees are done and may go on, or go on already, and the rows of their next step."""
-    rows: dict[SessionKey, int] = {}
-    for part, outcome in zip(parts, outcomes, strict=True):
-        if isinstance(outcome, TreeReady) and outcome.ahead and part.going_on:
-            part.session.going_ahead = part.block
-            rows[part.turn.key] = outcome.ahead
-        elif isinstance(outcome, Advanced) and outcome.beams and part.turn.phase is AHEAD:
-            rows[part.turn.key] = outcome.beams
-    return rows
 
 
 def whole_tree(block: Block, ready: TreeReady) -> DraftTree:

@@ -38,8 +38,8 @@ from starsd_server.heads.grow import GrowthLimits
 from starsd_server.heads.head import HeadKind
 from starsd_server.rows import Precision, RowHead
 from starsd_server.scheduling import Limits
-from starsd_server.sessions import Clock
 from starsd_server.step import Advanced, Extend, Grow, TreeReady, WorkItem
+from starsd_server.stepping import Clock
 
 from .heads import HIDDEN, TOY, VOCAB, random_head, save_toy_head
 
