@@ -1,7 +1,7 @@
 """All sessions of the service: messages in, replies out, and what the scheduler and the engine make of them.
 
-No socket and no clock: `receive`, `begin`, `finish`, `answer` and `tick` take values and fill `outbox`. The
-worker is the loop around it; a simulator can be another.
+No socket and no clock: `receive`, `begin`, `finish`, `answer` and `tick` take values and fill `outbox`;
+`step_loop` calls them in order.
 """
 
 from __future__ import annotations

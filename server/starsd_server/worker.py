@@ -1,4 +1,4 @@
-"""The process that holds the heads and all session state: drain, receive, step, reply; no sockets but one.
+"""The process that holds the heads and all session state, and runs `step_loop`; no sockets but one.
 
 Whatever arrived while a step ran is received before the next one is chosen, so a session waits for at most
 the step under way. Reads its configuration and commands on standard input, where the end of input means that
@@ -41,6 +41,7 @@ from starsd_server.rows import Precision, RowHead, int8_available
 from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
 from starsd_server.step import StepEngine
+from starsd_server.step_loop import run_step
 from starsd_server.telemetry import Recorder, hardware_name
 from starsd_server.transfers import PinnedMemory, SameMemory
 
@@ -55,7 +56,6 @@ FREE_ROWS_CPU = 16  # measured: so many take almost twice as long as one; 6 to 3
 FREE_ROWS_ACCELERATOR = 128  # by the roofline of an RTX 4090 (emulate/profiles)
 SPIN_S = 0.0001  # sleeping is only good to a tenth of a millisecond
 REPLIES_AT_ONCE = 64  # then they leave before more is done
-MESSAGES_AT_ONCE = 256  # received between two steps: the loop stays responsive whatever comes in
 
 
 class Worker:
@@ -78,67 +78,37 @@ class Worker:
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._next_tick_s = self._next_snapshot_s = time.monotonic()
         self._drain_until_s: float | None = None
+        self._gone = False  # the service is
 
     def run(self) -> None:
         """Serve until drained or until the service is gone."""
         begun = False
-        while not self._may_go():
+        while not self._gone and not self._may_go():
             if not self.sessions.hurried:
-                if not self._look(0 if begun else self._idle_ms()):
-                    return
-                self._handle(MESSAGES_AT_ONCE)
-            begun = self.sessions.begin(time.monotonic)
-            self.sessions.answer()  # what the step before has done, while the new one runs
-            self._reply()
-            self._keep_house()
-            if begun and self.sessions.by_itself:
-                if not self._look(0):
-                    return
-                self._receive_during_step()
-            self.sessions.finish(time.monotonic)
-
-    def _look(self, timeout_ms: int) -> bool:
-        """Wait so long for anything to do, and take in what has come; False when the service is gone."""
-        ready = dict(self._poller.poll(0 if self._may_handle else timeout_ms))
-        if sys.stdin.fileno() in ready and not self._obey():
-            return False
-        if self._line.listener in ready:
-            self._line.accept()
-        if self._line.fileno in ready and not self._received:
-            self._received += self._line.receive()
-        return True
-
-    def _may_go(self) -> bool:
-        """Drained: nothing is under way, and either nobody is left or their time is up."""
-        if self._drain_until_s is None or not self.sessions.drained:
-            return False
-        return not self.sessions.facts() or time.monotonic() >= self._drain_until_s
-
-    def close(self) -> None:
-        """Let the last replies leave."""
-        self._line.finish(LAST_REPLIES_S)
-        self._line.close()
-
-    def _receive_during_step(self) -> None:
-        """An accelerator computes by itself: what comes in meanwhile is received for the next step, and so is
-        what was there when it began, however late that makes it."""
-        self._handle(len(self._received))
-        self._reply()
-        while (left_s := self.sessions.left_s()) > 0:
-            if not self._received and self._line.wait(max(0.0, left_s - SPIN_S)):
-                self._received += self._line.receive()
-            if self._received:
-                self._handle(1)
-                self._reply()
+                self._keep_house()
+                self._look(0 if begun else self._idle_ms())
+            begun = run_step(self.sessions, self, time.monotonic)
 
     @property
-    def _may_handle(self) -> bool:
-        return bool(self._received) and not self._line.crowded
+    def num_waiting(self) -> int:
+        """See Line. None while the gateway does not take what there is for it."""
+        return 0 if self._line.crowded else len(self._received)
 
-    def _handle(self, at_most: int) -> None:
-        """Replies to earlier messages leave first: else who asks without end has others' answers dropped."""
-        outbox = self.sessions.outbox
-        while self._received and at_most > 0 and len(outbox) < REPLIES_AT_ONCE and not self._line.crowded:
+    def look(self) -> None:
+        """See Line."""
+        self._keep_house()
+        self._look(0)
+
+    def wait(self, seconds: float) -> None:
+        """See Line. It looks at the line alone, and wakes a little early: sleeping is not exact."""
+        self._line.flush()
+        if not self._received and self._line.wait(max(0.0, seconds - SPIN_S)):
+            self._received += self._line.receive()
+
+    def hand_on(self, at_most: int) -> None:
+        """See Line. Replies to earlier messages leave first: else who asks without end has others' answers
+        dropped."""
+        while at_most > 0 and self.num_waiting and len(self.sessions.outbox) < REPLIES_AT_ONCE:
             at_most -= 1
             incoming = unpack_in_worker(self._received.popleft())
             match incoming:
@@ -149,16 +119,8 @@ class Worker:
                 case Revoked(device):
                     self.sessions.drop_device(device)
 
-    def _take(self, incoming: FromEdge) -> None:
-        try:
-            message = decode(incoming.frames)
-        except WireError:  # the gateway has let it through, so this is a disagreement of our own
-            log.exception("a message that the gateway accepted does not decode here")
-            return
-        waited_s = time.monotonic() - incoming.arrived_s
-        self.sessions.receive(incoming.device, incoming.route, message, incoming.arrived_s, waited_s)
-
-    def _reply(self) -> None:
+    def reply(self) -> None:
+        """See Line."""
         for reply in self.sessions.outbox:
             try:
                 self._line.put(pack_to_edge(reply.route, reply.frames))
@@ -167,6 +129,36 @@ class Worker:
                 log.warning("a reply is lost: %s", error)
         self.sessions.outbox.clear()
         self._line.flush()
+
+    def close(self) -> None:
+        """Let the last replies leave."""
+        self._line.finish(LAST_REPLIES_S)
+        self._line.close()
+
+    def _look(self, timeout_ms: int) -> None:
+        """Wait so long for anything to do, and take in what has come."""
+        ready = dict(self._poller.poll(0 if self.num_waiting else timeout_ms))
+        if sys.stdin.fileno() in ready:
+            self._obey()
+        if self._line.listener in ready:
+            self._line.accept()
+        if self._line.fileno in ready and not self._received:
+            self._received += self._line.receive()
+
+    def _may_go(self) -> bool:
+        """Drained: nothing is under way, and either nobody is left or their time is up."""
+        if self._drain_until_s is None or not self.sessions.drained:
+            return False
+        return not self.sessions.facts() or time.monotonic() >= self._drain_until_s
+
+    def _take(self, incoming: FromEdge) -> None:
+        try:
+            message = decode(incoming.frames)
+        except WireError:  # the gateway has let it through, so this is a disagreement of our own
+            log.exception("a message that the gateway accepted does not decode here")
+            return
+        waited_s = time.monotonic() - incoming.arrived_s
+        self.sessions.receive(incoming.device, incoming.route, message, incoming.arrived_s, waited_s)
 
     def _keep_house(self) -> None:
         now_s = time.monotonic()
@@ -189,14 +181,14 @@ class Worker:
             next_s = min(next_s, self._drain_until_s)
         return max(1, int((next_s - time.monotonic()) * 1e3))
 
-    def _obey(self) -> bool:
-        """Read a command; False when the service is gone."""
+    def _obey(self) -> None:
+        """Read a command, or that the service is gone."""
         line = child.read_command()
+        self._gone = line is None
         if line == child.DRAIN:
             now_s = time.monotonic()
             self._drain_until_s = now_s + self._config.drain_s
             self.sessions.drain(now_s, int(self._config.drain_s * 1e3))
-        return line is not None
 
 
 def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngine]]:

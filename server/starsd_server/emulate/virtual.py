@@ -26,6 +26,7 @@ from starsd_server.emulate.engines import EmulatedEngine, load_engine_profile
 from starsd_server.emulate.trace import RecordedTrees
 from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
+from starsd_server.step_loop import run_step
 from starsd_server.telemetry import copy_of
 
 __all__ = ["VirtualClock", "VirtualService", "measure_virtually"]
@@ -45,7 +46,10 @@ class VirtualClock:
         self._processor = processor
         self._reading_s = reading_s(processor)
         self._working_since: float | None = None  # processor time, later by what readings have taken since
-        self.host_works = HostWork(self)
+        self.host_works = Between(self._begin_work, self._end_work)  # what happens in it takes time, and
+        self.host_rests = Between(
+            self._end_work, self._begin_work
+        )  # what happens in this, inside it, does not
 
     def __call__(self) -> float:
         if self._working_since is None:
@@ -64,10 +68,10 @@ class VirtualClock:
     def wait_until(self, until_s: float) -> None:
         self._now_s += max(0.0, until_s - self())
 
-    def begin_work(self) -> None:
+    def _begin_work(self) -> None:
         self._working_since = self._processor()
 
-    def end_work(self) -> None:
+    def _end_work(self) -> None:
         self._now_s, self._working_since = self(), None
 
 
@@ -83,21 +87,22 @@ def reading_s(processor: Callable[[], float]) -> float:
     return min(tries)
 
 
-class HostWork:
-    """What happens in it takes time. (A generator for a context takes longer than what it measures.)"""
+class Between:
+    """A context by the two functions that begin and end it. (A generator takes longer than what it
+    measures.)"""
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
 
     def __enter__(self) -> None:
-        self._clock.begin_work()
+        self._begin()
 
     def __exit__(self, *_: object) -> None:
-        self._clock.end_work()
+        self._end()
 
 
 class VirtualService:
-    """The worker's loop around Sessions, without its socket."""
+    """The worker without its socket."""
 
     def __init__(self, plan: BenchPlan, scheduler: str, clock: VirtualClock) -> None:
         config = plan.config
@@ -131,38 +136,45 @@ class VirtualService:
 
     def run(self, until_s: float) -> None:
         """Let devices and service go on until the clock says so."""
-        clock, sessions = self._clock, self.sessions
+        clock = self._clock
         while clock() < until_s:
             self._run_timers()
             with clock.host_works:
-                while self._inbox and not sessions.hurried:
-                    self._receive()
-                begun = sessions.begin(clock)
-                sessions.answer()
-            self._reply()
-            there = len(self._inbox)  # when the step began: received during it, however late that makes it
-            while (left_s := sessions.left_s()) > 0 or there > 0:
-                if self._inbox:
-                    there -= 1
-                    with clock.host_works:
-                        self._receive()
-                    self._reply()
-                else:
-                    clock.wait_until(min(clock() + left_s, self._players.timers.next_s))
-                self._run_timers()
-            with clock.host_works:
-                sessions.finish(clock)
+                begun = run_step(self.sessions, self, clock)
             if not begun and not self._inbox:
                 clock.wait_until(min(until_s, self._players.timers.next_s))
 
-    def _receive(self) -> None:
-        arrived_s, number, frames = self._inbox.popleft()
-        self.sessions.receive(self._players.name(number), str(number).encode(), decode(frames), arrived_s)
+    @property
+    def num_waiting(self) -> int:
+        """See Line."""
+        return len(self._inbox)
 
-    def _reply(self) -> None:
-        replies, self.sessions.outbox = self.sessions.outbox, []
-        for reply in replies:
-            self._players.arrived(int(reply.route), reply.frames)
+    def look(self) -> None:
+        """See Line."""
+        with self._clock.host_rests:
+            self._run_timers()
+
+    def wait(self, seconds: float) -> None:
+        """See Line."""
+        with self._clock.host_rests:
+            self._clock.wait_until(min(self._clock() + seconds, self._players.timers.next_s))
+            self._run_timers()
+
+    def hand_on(self, at_most: int) -> None:
+        """See Line."""
+        for _ in range(min(at_most, len(self._inbox))):
+            arrived_s, number, frames = self._inbox.popleft()
+            name, route = self._players.name(number), str(number).encode()
+            self.sessions.receive(name, route, decode(frames), arrived_s)
+
+    def reply(self) -> None:
+        """See Line."""
+        if not self.sessions.outbox:
+            return
+        with self._clock.host_rests:
+            replies, self.sessions.outbox = self.sessions.outbox, []
+            for reply in replies:
+                self._players.arrived(int(reply.route), reply.frames)
 
     def _run_timers(self) -> None:
         """What the devices do, each at its own time, though the host may have worked on beyond it: a message
