@@ -289,10 +289,10 @@ class Scheduler:
             raise LocalProtocolError("the engine cannot be free while a step runs")
         chosen = self._serial_choice() if self._policy is Policy.SERIAL else self._batched_choice()
         if chosen:
-            backlogged = [session.device.share for session in self._ready.values()]
+            backlogged = list(self._ready.values())
             turns = self._take(chosen)
             self._step = chosen
-            lowest = min([share.counter for share in backlogged])
+            lowest = min([session.device.share.counter for session in backlogged])
             self._virtual_time = max(self._virtual_time, lowest)
             actions.append(RunStep(turns))
         elif self._draining and not self._drained:
@@ -398,11 +398,15 @@ class Scheduler:
 
     def _take(self, chosen: list[_Session]) -> tuple[Turn, ...]:
         """The next turn of each, charged to its device."""
+        if len(chosen) == len(self._ready):
+            self._ready.clear()
+        else:
+            for session in chosen:
+                del self._ready[session.key]
         turns: list[Turn] = []
         for session in chosen:
             key, rows = session.key, session.beams
             session.running = True
-            del self._ready[key]
             if rows:
                 session.beams = 0
                 turns.append(make_turn((key, GROW, rows, False, False)))

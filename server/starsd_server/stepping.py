@@ -33,6 +33,7 @@ Clock: TypeAlias = Callable[[], float]
 
 GROW, AHEAD = Phase.GROW, Phase.AHEAD  # a member is slow to look up
 NOBODY: frozenset[SessionKey] = frozenset()
+ENGINE_FREE = EngineFree()
 NO_ROWS: Mapping[SessionKey, int] = {}
 
 
@@ -70,7 +71,7 @@ class Steps:
         """Launch a step if anyone is ready; none may be under way. What else the scheduler wants done."""
         self.hurried = False
         others: list[Action] = []
-        for action in self._scheduler.handle(EngineFree()):
+        for action in self._scheduler.handle(ENGINE_FREE):
             if isinstance(action, RunStep):
                 self._launch(action.turns, clock)
             else:
