@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import resource
+import select
 import sys
 import time
 from collections import OrderedDict
@@ -44,7 +45,7 @@ from starsd_server.ipc import (
     pack_state,
     unpack_in_gateway,
 )
-from starsd_server.local_stream import AwayError, FullError, GatewayEnd
+from starsd_server.local_stream import READ, WRITE, AwayError, FullError, GatewayEnd
 from starsd_server.peers import REFRESH_S, Farewell, open_peers
 
 __all__ = ["main"]
@@ -73,17 +74,19 @@ class Gateway:
         self._address = bind(self._router, config.bind)
         self._monitor = self._peers.open_publisher(config.monitor) if config.monitor else None
         self._without_worker = BusyReason.STARTING  # what it means that there is none
-        self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
-        self._listening = True
+        # A plain poller: ZeroMQ's asks its socket before it waits and after, at a message's price.
+        self._poller = select.poll()
+        self._doorbell = self._router.FD
+        self._listening = False
         self._crowded_since_s: float | None = None
         self._worker = GatewayEnd(Path(config.folder), self._poller)
-        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._commands = sys.stdin.fileno()
+        self._poller.register(self._commands, READ)
         self._counts = GatewaySnapshot()
         self._said: dict[str, int] = {}  # of each reason, drops that the log knows of
         self._devices: OrderedDict[str, DeviceLink] = OrderedDict()
-        self._routes: dict[bytes, str] = {}
-        self._next_state_s = self._next_refresh_s = self._next_words_s = 0.0
+        self._routes: dict[bytes, tuple[str, DeviceLink]] = {}  # who is there, by what was counted last
+        self._next_state_s = self._next_refresh_s = self._next_words_s = self._next_s = 0.0
 
     @property
     def address(self) -> str:
@@ -104,24 +107,23 @@ class Gateway:
 
     def turn(self) -> bool:
         """Wait for something to do, and do a bounded part of it; False when the service is gone."""
-        self._listen_if_there_is_room()
-        ready = dict(self._poller.poll(self.idle_ms()))
-        if not self._ready_said and self._worker.connected:
-            child.tell_ready(address=self.address, monitor=self.monitor_address)
-            self._ready_said = True
-        if sys.stdin.fileno() in ready:
-            command = child.read_command()
-            if command is None:
-                self._from_worker()  # its last replies
+        more = False
+        if self._may_listen():
+            # The doorbell rings once for all that has come, and whatever is done with the socket silences it:
+            # so nothing is done with it between this look and the wait.
+            more = self._from_edges()
+            self._worker.flush()
+        for ready, event in self._poller.poll(0 if more else self.idle_ms()):
+            if ready == self._worker.fileno:
+                if event & WRITE:
+                    self._worker.flush()
+                if event & ~WRITE:
+                    self._from_worker()
+            elif ready == self._commands and not self._obey():
                 return False
-            if command == child.DRAIN:
-                self._without_worker = BusyReason.DRAINING
-        if self._router in ready:
-            self._from_edges()
-        if self._worker.fileno in ready:
-            self._from_worker()
-        self._keep_house()
-        self._worker.flush()
+        now_s = self._clock()
+        if now_s >= self._next_s:
+            self._keep_house(now_s)
         return True
 
     def close(self) -> None:
@@ -135,25 +137,42 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------------- up
 
-    def _listen_if_there_is_room(self) -> None:
+    def _obey(self) -> bool:
+        """Read a command; False when the service is gone."""
+        command = child.read_command()
+        if command is None:
+            self._from_worker()  # its last replies
+        if command == child.DRAIN:
+            self._without_worker = BusyReason.DRAINING
+        return command is not None
+
+    def _may_listen(self) -> bool:
         """The line before a slow worker is everybody's. Whoever fills it must not have others' messages
         refused: while it is crowded none is taken in, and then ZeroMQ takes from one peer after the other."""
+        listen = True
         if not self._worker.crowded:
             self._crowded_since_s = None
         elif self._crowded_since_s is None:
             self._crowded_since_s = self._clock()
-        since_s = self._crowded_since_s
-        listen = since_s is None or self._clock() - since_s >= WORKER_PATIENCE_S
+            listen = False
+        else:
+            listen = self._clock() - self._crowded_since_s >= WORKER_PATIENCE_S
         if listen is not self._listening:
             self._listening = listen
-            self._poller.register(self._router, zmq.POLLIN if listen else 0)
+            if listen:
+                self._poller.register(self._doorbell, READ)
+            else:
+                self._poller.unregister(self._doorbell)
+        return listen
 
-    def _from_edges(self) -> None:
+    def _from_edges(self) -> bool:
+        """Take in what has come, a bounded part of it; whether there may be more."""
         for _ in range(MESSAGES_AT_ONCE):
             if not is_readable(self._router):
-                return
+                return False
             route, *frames = receive_now(self._router)
             self._pass_up(route.bytes, frames, time.monotonic_ns())
+        return True
 
     def _pass_up(self, route: bytes, parts: list[zmq.Frame], arrived_ns: int) -> None:
         if not parts:
@@ -211,11 +230,10 @@ class Gateway:
             self._drop("gone peer")
             return
         size = sum(map(len, frames))
-        self._counts.messages_down += 1
-        self._counts.bytes_down += size
-        link = self._devices.get(self._routes.get(route, ""))
-        if link is not None:
-            link.bytes_down += size
+        counts = self._counts
+        counts.messages_down += 1
+        counts.bytes_down += size
+        self._routes.get(route, NOBODY)[1].bytes_down += size
 
     def _publish(self, payload: bytes) -> None:
         if self._monitor is not None:
@@ -224,20 +242,28 @@ class Gateway:
     # ------------------------------------------------------------------------------------- counting
 
     def _count_up(self, device: str, route: bytes, frame: zmq.Frame, size: int) -> None:
-        self._counts.messages_up += 1
-        self._counts.bytes_up += size
+        counts = self._counts
+        counts.messages_up += 1
+        counts.bytes_up += size
+        known, link = self._routes.get(route, NOBODY)
+        if known != device:
+            link = self._link_of(device, route, frame)
+        link.bytes_up += size
+
+    def _link_of(self, device: str, route: bytes, frame: zmq.Frame) -> DeviceLink:
+        """The counters of `device`, which speaks for the first time on this route."""
         link = self._devices.get(device)
         if link is None:
             link = self._devices[device] = DeviceLink(self._peers.fingerprint(device))
             if len(self._devices) > MAX_ADDRESSES:
                 self._devices.popitem(last=False)
-        link.bytes_up += size
-        if self._routes.get(route) != device:
-            if len(self._routes) >= 4 * MAX_ADDRESSES:
-                self._routes.clear()
-            self._routes[route] = device
-            with contextlib.suppress(zmq.ZMQError):
-                link.address = str(frame.get("Peer-Address")).removeprefix(IPV4_IN_IPV6)
+                self._routes.clear()  # so that its counters begin anew, should it speak again
+        if len(self._routes) >= 4 * MAX_ADDRESSES:
+            self._routes.clear()
+        self._routes[route] = device, link
+        with contextlib.suppress(zmq.ZMQError):
+            link.address = str(frame.get("Peer-Address")).removeprefix(IPV4_IN_IPV6)
+        return link
 
     def _drop(self, reason: str, detail: str = "") -> None:
         self._counts.dropped[reason] = count = self._counts.dropped.get(reason, 0) + 1
@@ -255,12 +281,14 @@ class Gateway:
     # ------------------------------------------------------------------------------------- the house
 
     def idle_ms(self) -> int:
-        next_s = min(self._next_state_s, self._next_refresh_s, self._worker.next_try_s)
-        return max(0, int((next_s - self._clock()) * 1e3) + 1)
+        self._next_s = min(self._next_state_s, self._next_refresh_s, self._worker.next_try_s)
+        return max(0, int((self._next_s - self._clock()) * 1e3) + 1)
 
-    def _keep_house(self) -> None:
-        now_s = self._clock()
+    def _keep_house(self, now_s: float) -> None:
         self._worker.look(now_s)
+        if not self._ready_said and self._worker.connected:
+            child.tell_ready(address=self.address, monitor=self.monitor_address)
+            self._ready_said = True
         if now_s >= self._next_refresh_s:
             self._next_refresh_s = now_s + REFRESH_S
             for farewell in self._peers.refresh():
@@ -291,6 +319,7 @@ class Gateway:
             self._worker.put(pack_state(state))
 
 
+NOBODY = "", DeviceLink()  # what is counted there is not shown
 REVOKED = encode(
     Error(
         Head(0),

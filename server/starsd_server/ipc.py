@@ -111,29 +111,32 @@ def private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
 
 
-def pack_from_edge(route: bytes, device: str, arrived_ns: int, frames: Sequence[Buffer]) -> list[Buffer]:
+def pack_from_edge(route: bytes, device: str, arrived_ns: int, frames: Sequence[Buffer]) -> bytes:
     return pack(MESSAGE, frames, route, device.encode(), arrived_ns)
 
 
-def pack_to_edge(route: bytes, frames: Sequence[Buffer]) -> list[Buffer]:
+def pack_to_edge(route: bytes, frames: Sequence[Buffer]) -> bytes:
     return pack(MESSAGE, frames, route)
 
 
-def pack_state(state: GatewayState) -> list[Buffer]:
+def pack_state(state: GatewayState) -> bytes:
     return pack(STATE, [msgspec.json.encode(state)])
 
 
-def pack_revoked(device: str) -> list[Buffer]:
+def pack_revoked(device: str) -> bytes:
     return pack(REVOKED, [device.encode()])
 
 
-def pack_snapshot(payload: bytes) -> list[Buffer]:
+def pack_snapshot(payload: bytes) -> bytes:
     return pack(SNAPSHOT, [payload])
 
 
 def unpack_in_worker(message: memoryview) -> FromEdge | GatewayState | Revoked:
     """`message` is without the length that stands in front of it; frames are views of it."""
-    kind, route_end, device_end, arrived_ns, frames = unpack(message)
+    kind, count, route_len, device_len, arrived_ns, *sizes = BEHIND_LENGTH.unpack_from(message)
+    route_end = BEHIND + route_len
+    device_end = route_end + device_len
+    frames = split(message, device_end, sizes[:count])
     if kind == STATE:
         return _STATE_DECODER.decode(frames[0])
     if kind == REVOKED:
@@ -144,7 +147,9 @@ def unpack_in_worker(message: memoryview) -> FromEdge | GatewayState | Revoked:
 
 def unpack_in_gateway(message: memoryview) -> ToEdge | bytes:
     """A reply, or the JSON of a snapshot."""
-    kind, route_end, _, _, frames = unpack(message)
+    kind, count, route_len, _, _, *sizes = BEHIND_LENGTH.unpack_from(message)
+    route_end = BEHIND + route_len
+    frames = split(message, route_end, sizes[:count])
     if kind == SNAPSHOT:
         return bytes(frames[0])
     return ToEdge(bytes(message[BEHIND:route_end]), frames)
@@ -152,34 +157,23 @@ def unpack_in_gateway(message: memoryview) -> ToEdge | bytes:
 
 def pack(
     kind: int, frames: Sequence[Buffer], route: bytes = b"", device: bytes = b"", arrived_ns: int = 0
-) -> list[Buffer]:
+) -> bytes:
     sizes = [*map(len, frames)]
     length = BEHIND + len(route) + len(device) + sum(sizes)
     count = len(sizes)
     sizes += [0] * (MAX_FRAMES - count)
     header = HEADER.pack(length, kind, count, len(route), len(device), arrived_ns, *sizes)
-    return [header + route + device, *frames]
+    return b"".join((header, route, device, *frames))
 
 
-class Unpacked(NamedTuple):
-    """`route` ends and `device` ends are offsets in the message."""
-
-    kind: int
-    route_end: int
-    device_end: int
-    arrived_ns: int
-    frames: list[Buffer]
-
-
-def unpack(message: memoryview) -> Unpacked:
-    kind, count, route_len, device_len, arrived_ns, *sizes = BEHIND_LENGTH.unpack_from(message)
-    route_end = BEHIND + route_len
-    end = device_end = route_end + device_len
+def split(message: memoryview, start: int, sizes: Sequence[int]) -> list[Buffer]:
+    """The frames, one behind the other from `start` on."""
     frames: list[Buffer] = []
-    for size in sizes[:count]:
-        frames.append(message[end : end + size])
-        end += size
-    return Unpacked(kind, route_end, device_end, arrived_ns, frames)
+    for size in sizes:
+        end = start + size
+        frames.append(message[start:end])
+        start = end
+    return frames
 
 
 BEHIND_LENGTH = struct.Struct("<" + HEADER.format[2:])

@@ -18,14 +18,10 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
-import zmq
-
-from starsd_edge.protocol.codec import Buffer
-
-__all__ = ["AwayError", "FullError", "GatewayEnd", "Stream", "WorkerEnd"]
+__all__ = ["READ", "WRITE", "AwayError", "FullError", "GatewayEnd", "Stream", "WorkerEnd"]
 
 log = logging.getLogger("starsd.ipc")
 
@@ -42,7 +38,7 @@ SEND_BUFFER_BYTES = 64 * 1024  # and so is what the system holds: a round's upda
 READ_BYTES = 64 * 1024  # a round's update in one piece; larger blocks are not kept by the allocator
 READS_AT_ONCE = 16  # from the other end before anything else is looked at
 MOST_BUFFERS = 1024  # one call of the system takes (IOV_MAX)
-READ, WRITE = int(zmq.POLLIN), int(zmq.POLLOUT)  # pyzmq's own flags are slow to combine
+READ, WRITE = select.POLLIN, select.POLLOUT
 RETRY_S = 0.02  # between attempts to reach a worker that is away
 
 
@@ -71,7 +67,7 @@ class Stream:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._socket = connection
-        self._unsent: deque[Sequence[Buffer]] = deque()  # of each message what is left
+        self.unsent: deque[bytes | memoryview] = deque()  # the line: of each message what is left
         self._torn: list[bytes] = []  # pieces of a message that is not whole yet
         self._missing = 0  # bytes of it, or of its length
 
@@ -81,26 +77,17 @@ class Stream:
     def close(self) -> None:
         self._socket.close()
 
-    @property
-    def all_sent(self) -> bool:
-        return not self._unsent
-
-    @property
-    def crowded(self) -> bool:
-        return len(self._unsent) >= CROWD_MESSAGES
-
-    def put(self, message: Sequence[Buffer], *, must_go: bool = False) -> None:
+    def put(self, message: bytes, *, must_go: bool = False) -> None:
         """Put a message, its length in front, in line for `flush`. Raises FullError, unless it must go."""
-        if len(self._unsent) >= QUEUE_MESSAGES and not must_go:
+        if len(self.unsent) >= QUEUE_MESSAGES and not must_go:
             raise FullError(f"{QUEUE_MESSAGES} messages wait for the other process")
-        self._unsent.append(message)
+        self.unsent.append(message)
 
     def flush(self) -> None:
         """Send what the system takes."""
-        while self._unsent:
-            buffers = [part for message in self._unsent for part in message][:MOST_BUFFERS]
+        while self.unsent:
             try:
-                sent = self._socket.sendmsg(buffers)
+                sent = self._socket.sendmsg(islice(self.unsent, MOST_BUFFERS))
             except BlockingIOError:
                 return
             except OSError as error:
@@ -127,15 +114,10 @@ class Stream:
 
     def _forget(self, sent: int) -> None:
         """`sent` bytes have left."""
-        while self._unsent:
-            message = self._unsent[0]
-            size = sum(map(len, message))
-            if sent < size:
-                if sent:
-                    self._unsent[0] = [memoryview(b"".join(message))[sent:]]
-                return
-            self._unsent.popleft()
-            sent -= size
+        while self.unsent and sent >= len(self.unsent[0]):
+            sent -= len(self.unsent.popleft())
+        if sent:
+            self.unsent[0] = memoryview(self.unsent[0])[sent:]
 
     def _whole(self, data: bytes) -> list[memoryview]:
         """The messages that `data` completes."""
@@ -170,25 +152,19 @@ class End:
     # What it is woken for while something is in line, by whether that is a crowd.
     _WHILE_SENDING = (READ | WRITE, READ | WRITE)
 
-    def __init__(self, poller: zmq.Poller) -> None:
+    def __init__(self, poller: select.poll) -> None:
         self._poller = poller
         self._stream: Stream | None = None
+        self._woken_for = READ
+        self.fileno = -1  # of the connection, while there is one
+        # The other end is slow, as the latest `flush` found: whoever can waits before there is more for it.
+        self.crowded = False
 
     @property
     def connected(self) -> bool:
         return self._stream is not None
 
-    @property
-    def fileno(self) -> int:
-        """Of the connection; -1 while there is none."""
-        return -1 if self._stream is None else self._stream.fileno()
-
-    @property
-    def crowded(self) -> bool:
-        """The other end is slow: whoever can should wait before there is more for it."""
-        return self._stream is not None and self._stream.crowded
-
-    def put(self, message: Sequence[Buffer], *, must_go: bool = False) -> None:
+    def put(self, message: bytes, *, must_go: bool = False) -> None:
         """Put a message in line for `flush`, or raise AwayError or, unless it must go, FullError."""
         if self._stream is None:
             raise AwayError("the other process is away")
@@ -197,16 +173,18 @@ class End:
     def flush(self) -> None:
         """Send what is in line, as much as is taken now; the poller wakes for the rest."""
         stream = self._stream
-        if stream is None or stream.all_sent:
+        if stream is None or not stream.unsent:
             return
         try:
             stream.flush()
         except AwayError as error:
             self._lose(error)
             return
-        self._poller.register(
-            stream.fileno(), READ if stream.all_sent else self._WHILE_SENDING[stream.crowded]
-        )
+        self.crowded = len(stream.unsent) >= CROWD_MESSAGES
+        wake_for = self._WHILE_SENDING[self.crowded] if stream.unsent else READ
+        if wake_for != self._woken_for:
+            self._woken_for = wake_for
+            self._poller.modify(self.fileno, wake_for)
 
     def receive(self) -> list[memoryview]:
         """What the other end has sent. Call it when the poller says so."""
@@ -220,13 +198,16 @@ class End:
 
     def close(self) -> None:
         if self._stream is not None:
-            self._poller.unregister(self._stream.fileno())
+            self._poller.unregister(self.fileno)
             self._stream.close()
             self._stream = None
+            self.fileno, self.crowded = -1, False
 
     def _take(self, connection: socket.socket) -> None:
         self._stream = Stream(connection)
-        self._poller.register(connection.fileno(), READ)
+        self._woken_for = READ
+        self.fileno = connection.fileno()
+        self._poller.register(self.fileno, READ)
 
     def _lose(self, error: AwayError) -> None:
         # Of a process that ended, whoever started it says how.
@@ -237,7 +218,7 @@ class End:
 class GatewayEnd(End):
     """The gateway's: it connects, as often as it takes."""
 
-    def __init__(self, folder: Path, poller: zmq.Poller) -> None:
+    def __init__(self, folder: Path, poller: select.poll) -> None:
         super().__init__(poller)
         self._path = str(folder / SOCKET_NAME)
         self.next_try_s = 0.0  # monotonic; infinity while connected
@@ -267,7 +248,7 @@ class WorkerEnd(End):
     # It takes nothing in while its replies wait. The gateway does, or the two would wait for each other.
     _WHILE_SENDING = (READ | WRITE, WRITE)
 
-    def __init__(self, folder: Path, poller: zmq.Poller) -> None:
+    def __init__(self, folder: Path, poller: select.poll) -> None:
         super().__init__(poller)
         path = folder / SOCKET_NAME
         path.unlink(missing_ok=True)  # of a worker that was killed
@@ -298,7 +279,7 @@ class WorkerEnd(End):
         """Let the last replies leave, for so long."""
         until_s = time.monotonic() + timeout_s
         self.flush()
-        while self._stream is not None and not self._stream.all_sent:
+        while self._stream is not None and self._stream.unsent:
             left_s = until_s - time.monotonic()
             if left_s <= 0 or not select.select([], [self._stream], [], left_s)[1]:
                 return

@@ -13,13 +13,13 @@ import gc
 import logging
 import os
 import secrets
+import select
 import sys
 import time
 from collections import deque
 from pathlib import Path
 
 import torch
-import zmq
 
 from starsd_edge.errors import ResourceError, StarSDError, UsageError
 from starsd_edge.protocol.codec import decode
@@ -72,10 +72,10 @@ class Worker:
         ahead = config.draft_ahead == "on" or (config.draft_ahead == "auto" and config.device != "cpu")
         self.sessions = Sessions(offer, engines, limits, policy, shape, recorder, ahead=ahead)
         self._gateway = GatewayState(GatewaySnapshot())
-        self._poller = zmq.Poller()
+        self._poller = select.poll()
         self._line = WorkerEnd(Path(config.folder), self._poller)
         self._received: deque[memoryview] = deque()
-        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), select.POLLIN)
         self._next_tick_s = self._next_snapshot_s = time.monotonic()
         self._drain_until_s: float | None = None
         self._gone = False  # the service is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from starsd_edge.protocol.codec import Buffer
 from starsd_edge.protocol.telemetry import GatewaySnapshot
 from starsd_server.ipc import (
     FromEdge,
@@ -22,9 +21,8 @@ from starsd_server.ipc import (
 from starsd_server.local_stream import LENGTH
 
 
-def carried(message: list[Buffer]) -> memoryview:
+def carried(data: bytes) -> memoryview:
     """What the other end makes of it: the length in front is the stream's."""
-    data = b"".join(message)
     (length,) = LENGTH.unpack_from(data)
     assert length == len(data) - LENGTH.size
     return memoryview(data)[LENGTH.size :]
