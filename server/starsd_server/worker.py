@@ -201,11 +201,12 @@ def open_heads(config: ServiceConfig) -> tuple[ServiceOffer, dict[str, StepEngin
     offers: list[HeadOffer] = []
     engines: dict[str, StepEngine] = {}
     manifests = [read_manifest(Path(source.folder)) for source in config.heads]
+    names = [manifest.name for manifest in manifests]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two heads are called {twice[0]}: rename one in its config.json")
     check_kv_budget(config, manifests)
     for source, manifest in zip(config.heads, manifests, strict=True):
         max_len = manifest.max_len(config.max_len)
-        if manifest.name in engines:
-            raise UsageError(f"two heads are called {manifest.name}: rename one in its config.json")
         engines[manifest.name] = (
             open_real(config, source, max_len)
             if config.engine == REAL_ENGINE

@@ -110,7 +110,7 @@ def decode(
 
 def main(profile_name: str, rtt_ms: float, count: int) -> None:
     profile = load_profile(profile_name)
-    trace, _ = open_trace(ModelChoice(), ANSWER_TOKENS, click.echo)
+    trace, _ = open_trace(ModelChoice(), EMBEDDED_HEAD, ANSWER_TOKENS, click.echo)
     with DraftService(["--draft-ahead", "on"]) as service:
         line = BadLine(int(service.address.rpartition(":")[2]))
         line.delay_s = rtt_ms / 2e3

@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from starsd_edge.bundle import Bundle
+from starsd_edge.errors import UsageError
 from starsd_server.emulate.bench import BenchRow
 from starsd_server.emulate.plot import draw
 from starsd_server.emulate.trace import Conversation, Trace
 from starsd_server.scheduling import Policy
 from tests.cli.tiny_bundle import make_bundle
 
-from .heads import HIDDEN, VOCAB, save_toy_head
+from .heads import HIDDEN, save_head_for, save_toy_head
 
 ENDS_WITHIN_S = 180  # far above anything measured
 # What others read of a row.
@@ -45,9 +47,10 @@ BENCH = [sys.executable, "-m", "starsd_edge", "bench", "service"]
 
 def keep_recording(bundle: Path, cache: Path) -> None:
     """Where the benchmark looks for one of the bundle's answers."""
-    name = json.loads((bundle / "manifest.json").read_text())["identity"]["source_sha256"][:16]
+    manifest = Bundle.open(bundle).manifest
+    name = manifest.identity.source_sha256[:16]
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, VOCAB, 40).astype(np.int32)
+    tokens = rng.integers(0, manifest.shapes.vocab_size, 40).astype(np.int32)
     features = rng.standard_normal((39, HIDDEN)).astype(np.float16)
     Trace((Conversation(tokens, features, prompt_len=10),)).save(cache / "recordings" / f"{name}-128")
 
@@ -56,7 +59,8 @@ def test_terminated_with_all_its_processes_it_ends_and_leaves_nothing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The signal was for a service that nobody ran: the benchmark went on with dead processes."""
-    bundle, head = make_bundle(tmp_path), save_toy_head(tmp_path / "head")
+    bundle = make_bundle(tmp_path)
+    head = save_head_for(bundle, tmp_path / "head")
     cache, runtime = tmp_path / "cache", tmp_path_factory.mktemp("run")
     keep_recording(bundle, cache)
     command = [*BENCH, "--bundle", str(bundle), "--head", str(head)]
@@ -84,7 +88,8 @@ def test_terminated_with_all_its_processes_it_ends_and_leaves_nothing(
 
 
 def test_a_row_of_every_scheduler_and_number_of_targets_is_told_and_drawn(tmp_path: Path) -> None:
-    bundle, head, cache = make_bundle(tmp_path), save_toy_head(tmp_path / "head"), tmp_path / "cache"
+    bundle, cache = make_bundle(tmp_path), tmp_path / "cache"
+    head = save_head_for(bundle, tmp_path / "head")
     keep_recording(bundle, cache)
     told, drawn = tmp_path / "rows.json", tmp_path / "rows.png"
     command = [*BENCH, "--bundle", str(bundle), "--head", str(head), "--engine", "rtx-4090", "--virtual"]
@@ -104,6 +109,23 @@ def test_a_row_of_every_scheduler_and_number_of_targets_is_told_and_drawn(tmp_pa
     assert [[]] * 4 == [[name for name in TOLD if name not in row] for row in rows]
     assert all(row["system_tokens_per_s"] > 0 for row in rows)
     assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("engine", ["real", "rtx-4090"])
+def test_a_head_of_another_target_is_named(tmp_path: Path, engine: str) -> None:
+    """One of the same width drafted nonsense, and its figures were taken for the head's own."""
+    bundle, head = make_bundle(tmp_path), save_toy_head(tmp_path / "head")
+    done = subprocess.run(
+        [*BENCH, "--bundle", str(bundle), "--head", str(head), "--engine", engine, "--targets", "1"],
+        env=os.environ | {"STARSD_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == UsageError.exit_code
+    assert f"{head}: a head of toy, not of source (target_hash is 0 here and " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("scheduler", [policy.value for policy in Policy])

@@ -151,14 +151,6 @@ def test_a_head_that_was_trained_anew_is_recorded_anew(tmp_path: Path) -> None:
     assert before.read_bytes() != after.read_bytes()
 
 
-def test_a_head_of_another_target_is_named(tmp_path: Path) -> None:
-    """It was a bug to the user: no row of it was taken, and nothing recorded."""
-    conversation = Conversation(np.arange(20, dtype=np.int32), np.zeros((19, HIDDEN + 1), np.float16), 10)
-    head, profile = save_toy_head(tmp_path / "head"), load_profile("agx-orin-int4")
-    with pytest.raises(UsageError, match="the head reads features of 64, the bundle's are 65 wide"):
-        recorded_trees(Trace((conversation,)), tmp_path, head, None, profile, 12, 0.01, lambda text: None)
-
-
 def test_the_emulated_engine_narrows_trees_as_the_real_one_does() -> None:
     """The same rows are run; the tree lacks what they kept out of the recorded one, and nothing else."""
     trace = random_trace()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -518,10 +519,13 @@ def test_a_gpu_that_is_not_here_is_told_in_one_line(head_folder: Path) -> None:
         assert code in (ResourceError.exit_code, UsageError.exit_code)
 
 
-def test_two_heads_of_one_name_are_refused(head_folder: Path) -> None:
-    source = HeadSource(str(head_folder))
+def test_two_heads_of_one_name_are_refused_before_they_load(head_folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(head_folder, tmp_path / "other")
+    for weights in other.glob("*.safetensors"):
+        weights.write_bytes(b"")
+    sources = (HeadSource(str(other)), HeadSource(str(head_folder)))
     with pytest.raises(UsageError, match="two heads are called toy-head"):
-        open_heads(ServiceConfig(heads=(source, source), bind="", folder=""))
+        open_heads(ServiceConfig(heads=sources, bind="", folder=""))
 
 
 def test_off_this_machine_nothing_is_served_in_the_clear(

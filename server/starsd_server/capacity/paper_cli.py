@@ -69,7 +69,7 @@ def command(
     logging.basicConfig(level=logging.WARNING)
     counts = sorted(parse_counts(targets))
     device, source = load_profile(profile), head_sources((), ())[0]
-    trace, folder = open_trace(ModelChoice(EMBEDDED), ANSWER_TOKENS, say)
+    trace, folder = open_trace(ModelChoice(EMBEDDED), Path(source.folder), ANSWER_TOKENS, say)
     file = recorded_trees(trace, folder, Path(source.folder), None, device, MAX_NODES, WAIT_S, say)
     config = ServiceConfig(
         heads=(source,),

@@ -33,7 +33,7 @@ ASKED_NODES = 10  # of the tree that is answered, which goes on: about what int4
 def recorded_ahead(head_folder: Path, target: Path | None, report: Callable[[str], None]) -> list[Played]:
     """Answers of the embedded model to the demo's prompts, with its head's trees of 60 nodes and what became
     of smaller ones that went on. Made once and kept in the cache folder."""
-    trace, folder = open_trace(ModelChoice(), ANSWER_TOKENS, report)
+    trace, folder = open_trace(ModelChoice(), head_folder, ANSWER_TOKENS, report)
     file = folder / f"ahead-{read_manifest(head_folder).name}-{AHEAD_ROWS}-{GROWTH}.npz"
     if not file.is_file():
         report("recording what the head drafts ahead, once; this takes minutes")

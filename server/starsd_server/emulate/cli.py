@@ -34,7 +34,7 @@ __all__ = ["command"]
 HOST_FACTOR = 1.0  # virtual time: the host's part of a step, in units of this machine's processor time
 WAIT_S = 0.01  # what a device is taken to wait for a tree, when its size is chosen by cost
 COLUMNS = (
-    "scheduler  engine    targets  tokens/s  per target   tau   busy  idle ms  rows  "
+    "scheduler  engine    targets  tokens/s  per target   tau  busy/waited for  idle ms  rows  "
     "queue p50/p99   draft p50/p99  jain   cpu wait"
 )
 AT_LEAST_ONE = click.IntRange(1)
@@ -141,7 +141,7 @@ def command(
     sources = head_sources((head,) if head else (), (target,) if target else ())
     source = sources[0]
     manifest = read_manifest(Path(source.folder))
-    trace, folder = open_trace(ModelChoice(bundle), answer_tokens, progress)
+    trace, folder = open_trace(ModelChoice(bundle), Path(source.folder), answer_tokens, progress)
     target_path = Path(source.target) if source.target else None
     trees = ""
     if engine != REAL_ENGINE:
@@ -273,7 +273,7 @@ def line_of(row: BenchRow) -> str:
         f"{row.system_tokens_per_s:>8.1f}",
         f"{row.per_target_tokens_per_s:>10.2f}",
         f"{row.acceptance_length:>4.2f}",
-        f"{row.engine_busy_fraction:>5.2f}",
+        f"{row.engine_busy_fraction:>4.2f}/{row.busy_while_waited_for:<10.3f}",
         f"{row.idle_ms_per_round:>7.2f}",
         f"{row.batch_rows_mean:>4.0f}",
         f"{row.queue_ms_p50:>5.1f}/{row.queue_ms_p99:<7.1f}",

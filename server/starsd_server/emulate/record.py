@@ -18,6 +18,7 @@ from starsd_edge.config import cache_dir
 from starsd_edge.decoding.costs import DeviceProfile
 from starsd_edge.errors import UsageError
 from starsd_edge.protocol.features import FeatureDtype
+from starsd_edge.protocol.greeting import Identity
 from starsd_edge.text.template import Message, Role
 from starsd_server.emulate.trace import Trace, record_trees
 from starsd_server.engine import Engine
@@ -32,9 +33,15 @@ MAX_LEN = 2048
 GROWTH = 4  # counts up when trees come to grow in other steps: older recordings are made again
 
 
-def open_trace(choice: ModelChoice, answer_tokens: int, report: Callable[[str], None]) -> tuple[Trace, Path]:
-    """The target's answers to the demo's prompts, and the folder they are kept in."""
+def open_trace(
+    choice: ModelChoice, head_folder: Path, answer_tokens: int, report: Callable[[str], None]
+) -> tuple[Trace, Path]:
+    """The answers of the head's target to the demo's prompts, and the folder they are kept in.
+
+    Raises UsageError for a head of another target.
+    """
     bundle = open_bundle(choice, report)
+    check_fits(head_folder, bundle)
     name = bundle.manifest.identity.source_sha256[:16]
     folder = cache_dir() / "recordings" / f"{name}-{answer_tokens}"
     if (folder / "trace.npz").is_file():
@@ -44,6 +51,17 @@ def open_trace(choice: ModelChoice, answer_tokens: int, report: Callable[[str], 
     trace = Trace.record(target, _prompts(bundle), answer_tokens)
     trace.save(folder)
     return trace, folder
+
+
+def check_fits(head_folder: Path, bundle: Bundle) -> None:
+    """Raises UsageError where the service would refuse a device with this bundle."""
+    identity = read_manifest(head_folder).identity
+    target = Identity(target=bundle.manifest.identity.name, **bundle.manifest.for_heads())
+    if (difference := identity.difference(target)) is not None:
+        raise UsageError(
+            f"{head_folder}: a head of {identity.target}, not of {target.target} ({difference}): "
+            "give the bundle of its target (--bundle)"
+        )
 
 
 def _prompts(bundle: Bundle) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
@@ -65,17 +83,8 @@ def recorded_trees(
     dtype: FeatureDtype = FeatureDtype.FP16,
 ) -> Path:
     """The file with the head's trees for a device of this profile at every position of the trace, grown from
-    features that were sent as `dtype`.
-
-    Raises UsageError for a head that reads features of another width than the trace has.
-    """
+    features that were sent as `dtype`."""
     manifest = read_manifest(head_folder)
-    width, found = manifest.identity.feature_size, trace.conversations[0].features.shape[1]
-    if width != found:
-        raise UsageError(
-            f"{head_folder}: the head reads features of {width}, the bundle's are {found} wide: "
-            "give the bundle of its target (--bundle)"
-        )
     weights = head_folder / HEAD_NAME
     # One that was trained anew has its old name.
     name = f"{manifest.name}-{file_sha256(weights)[:12]}" if weights.is_file() else manifest.name
