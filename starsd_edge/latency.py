@@ -20,8 +20,8 @@ __all__ = ["BUCKETS_PER_OCTAVE", "LOWEST", "MAX_BUCKETS", "Histogram", "Jitter"]
 BUCKETS_PER_OCTAVE = 8  # a bucket is 9% wide: its middle is at most 4.5% off
 LOWEST = 1e-6  # what the first bucket ends at: no stage we time is shorter than a microsecond
 MAX_BUCKETS = 40 * BUCKETS_PER_OCTAVE  # up to 2**40 microseconds, twelve days: nothing lasts longer
-# The tolerance keeps a power of two in the bucket it ends, however it was rounded.
-BUCKET_ENDS = [LOWEST * 2.0 ** (index / BUCKETS_PER_OCTAVE) * (1 + 1e-10) for index in range(MAX_BUCKETS)]
+HIGHEST = LOWEST * 2.0 ** (MAX_BUCKETS / BUCKETS_PER_OCTAVE)
+TOLERANCE = 1e-9  # of a bucket: keeps a power of two in the one it ends, however it was rounded
 JITTER_GAIN = 1 / 16  # RFC 3550, 6.4.1
 
 
@@ -128,7 +128,12 @@ class Jitter(msgspec.Struct, omit_defaults=True):
 
 def bucket_of(value: float) -> int:
     """Index of the bucket that holds `value`; what exceeds the scale is counted in the last one."""
-    return min(bisect_left(BUCKET_ENDS, value), MAX_BUCKETS - 1)
+    if value <= LOWEST:
+        return 0
+    if value >= HIGHEST:
+        return MAX_BUCKETS - 1
+    # By a search in the ends of all buckets it took longer: they are in no cache once a round comes.
+    return min(math.ceil(math.log2(value / LOWEST) * BUCKETS_PER_OCTAVE - TOLERANCE), MAX_BUCKETS - 1)
 
 
 def middle_of(index: int) -> float:

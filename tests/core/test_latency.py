@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starsd_edge.latency import LOWEST, MAX_BUCKETS, Histogram, Jitter
+from starsd_edge.latency import BUCKETS_PER_OCTAVE, LOWEST, MAX_BUCKETS, Histogram, Jitter
 
 HALF_BUCKET = 2 ** (1 / 16)  # the most that a bucket's middle is off, as a factor
 
@@ -50,9 +50,17 @@ def test_a_power_of_two_is_an_exact_bound(values: list[float], octave: int) -> N
     )
 
 
+def test_a_bucket_holds_its_end_and_nothing_above() -> None:
+    for index in range(1, MAX_BUCKETS - 1):
+        end = LOWEST * 2 ** (index / BUCKETS_PER_OCTAVE)
+        for rounding in (1 - 1e-12, 1.0, 1 + 1e-12):
+            assert histogram_of([end * rounding]).first == index
+        assert histogram_of([end * (1 + 1e-8)]).first == index + 1
+
+
 def test_values_off_the_scale_are_counted_at_its_ends() -> None:
-    histogram = histogram_of([0.0, 1e-9, 1e30])
-    assert (histogram.first, histogram.counts[0], histogram.counts[-1]) == (0, 2, 1)
+    histogram = histogram_of([0.0, 1e-9, 1e30, math.inf])
+    assert (histogram.first, histogram.counts[0], histogram.counts[-1]) == (0, 2, 2)
     assert len(histogram.counts) == MAX_BUCKETS
 
 
