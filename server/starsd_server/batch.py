@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from starsd_edge.types import Float32Array, TokenArray
+from starsd_edge.types import Float32Array
 from starsd_server.kv_cache import KvCache
-from starsd_server.step import Extend, GoAhead, SessionRows, WorkItem
+from starsd_server.step import Extend, GoAhead, Grow, SessionRows, WorkItem
 
 __all__ = ["Batch", "Block"]
 
@@ -53,8 +53,8 @@ class Batch:
         self._sources = _sources(blocks)
         self._masks = [_mask(block, kv) for block in blocks]
         self.arrays: list[NDArray[Any]] = [
-            np.concatenate([_tokens(block.item) for block in blocks]),
-            np.concatenate([_positions(block.item) for block in blocks]),
+            np.array([token for block in blocks for token in _tokens(block.item)], np.int32),
+            np.array([position for block in blocks for position in _positions(block.item)], np.int32),
             *[source.array for source in self._sources],
             *[mask for mask in self._masks if mask is not None],
         ]
@@ -79,20 +79,21 @@ class Batch:
         return [None if mask is None else next(there) for mask in self._masks]
 
 
-def _tokens(item: WorkItem) -> TokenArray:
-    if isinstance(item, Extend):
-        return item.tokens
-    return item.growth.beams.tokens if isinstance(item, GoAhead) else item.session.beams.tokens
+def _tokens(item: WorkItem) -> Sequence[int]:
+    if isinstance(item, Grow):
+        return item.session.tree.beam_tokens
+    tokens: list[int] = (item.growth.beams if isinstance(item, GoAhead) else item).tokens.tolist()
+    return tokens
 
 
-def _positions(item: WorkItem) -> TokenArray:
+def _positions(item: WorkItem) -> Sequence[int]:
     """Head positions: row i of the context is at i, a tree row of depth d at `committed - 1 + d`."""
     if isinstance(item, Extend):
-        return np.arange(item.start, item.start + len(item.tokens), dtype=np.int32)
+        return range(item.start, item.start + len(item.tokens))
+    before = item.session.committed - 1
     if isinstance(item, GoAhead):
-        return np.asarray(item.session.committed - 1 + item.growth.beams.depths, np.int32)
-    beams = item.session.beams
-    return np.full(len(beams), item.session.committed - 1 + beams.depth, np.int32)
+        return [before + depth for depth in item.growth.beams.depths.tolist()]
+    return [before + item.session.tree.depth] * len(item.session.beams)
 
 
 def _sources(blocks: Sequence[Block]) -> list[_Source]:
@@ -118,8 +119,8 @@ def _parents(run: list[SessionRows]) -> list[_Source]:
     """Outputs of the parents of the beams of sessions that were in the same step before."""
     if not run:
         return []
-    rows = np.concatenate([session.beams.parents + session.output_start for session in run])
-    return [_Source(run[0].output, rows)]
+    rows = [session.output_start + parent for session in run for parent in session.tree.beam_parents]
+    return [_Source(run[0].output, np.array(rows))]
 
 
 def _mask(block: Block, kv: KvCache) -> Float32Array | None:
@@ -136,7 +137,7 @@ def _blocked(session: SessionRows, before: int, rows: int) -> Float32Array:
     blocked = np.full((rows, before + rows), BLOCKED)
     if before:
         assert session.blocked is not None
-        blocked[:, :before] = session.blocked[session.beams.parents]
+        blocked[:, :before] = session.blocked[session.tree.beam_parents]
     blocked.reshape(-1)[before :: before + rows + 1] = 0.0  # itself
     session.blocked = blocked
     return blocked

@@ -11,7 +11,6 @@ from starsd_edge.protocol.codec import Frames
 from starsd_edge.protocol.server_connection import HeadOffer, RowsArrived, ServerConnection
 from starsd_edge.protocol.session_table import SessionKey
 from starsd_edge.protocol.telemetry import SessionState
-from starsd_edge.types import Float64Array
 from starsd_server.heads.grow import GrowthLimits
 from starsd_server.scheduling import Turn
 from starsd_server.sharing import Trust
@@ -48,7 +47,7 @@ class Session:
     connection: ServerConnection
     head: HeadOffer
     route: bytes
-    verify_s: Float64Array | None  # [max_nodes] seconds of its device's forwards; None: not told
+    verify_s: list[float] | None  # seconds of its device's forwards over 1, 2, ... nodes; None: not told
     opened_s: float
     rows: SessionRows | None = None  # None: no slot
     blocks: deque[Block] = field(default_factory=deque)

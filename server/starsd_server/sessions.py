@@ -254,11 +254,11 @@ class Sessions:
     def _greeted(
         self, key: SessionKey, connection: ServerConnection, event: Greeted, route: bytes, now_s: float
     ) -> None:
-        verify_s = None
+        verify_s: list[float] | None = None
         if event.hello.cost_sizes:
             try:
                 curve = CostCurve(tuple(event.hello.cost_sizes), tuple(event.hello.cost_seconds))
-                verify_s = curve.table(event.head.max_nodes)
+                verify_s = curve.table(event.head.max_nodes).tolist()
             except ValueError:
                 self.recorder.violated(key, ErrorCode.MALFORMED, "the cost curve of HELLO makes no sense")
         old = self._sessions.get(key)

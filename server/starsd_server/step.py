@@ -11,7 +11,7 @@ from torch import Tensor
 
 from starsd_edge.types import FeatureArray, Float32Array, TokenArray
 from starsd_server.heads.ahead import AheadGrowth
-from starsd_server.heads.grow import Beams, GrowthLimits, TreeGrowth
+from starsd_server.heads.grow import GrowthLimits, TreeGrowth
 
 __all__ = [
     "NO_TREE",
@@ -55,8 +55,8 @@ class SessionRows:
         return self.growth
 
     @property
-    def beams(self) -> Beams:
-        """Rows of the tree's next level; only while one grows."""
+    def beams(self) -> list[int]:
+        """Rows of the tree's next level, by their places; only while one grows."""
         return self.tree.beams
 
     @property

@@ -43,11 +43,11 @@ def grown(seed: int, limits: GrowthLimits) -> tuple[TreeGrowth, dict[int, tuple[
     growth, paths = TreeGrowth(limits), [()]
     of_rows = {}
     while len(growth.beams):
-        level = [()] if growth.beams.depth == 0 else []
-        if growth.beams.depth:
+        level = [()] if growth.depth == 0 else []
+        if growth.depth:
             level = [
-                (*paths[parent], int(token))
-                for parent, token in zip(growth.beams.parents, growth.beams.tokens, strict=True)
+                (*paths[parent], token)
+                for parent, token in zip(growth.beam_parents, growth.beam_tokens, strict=True)
             ]
         for path in level:
             of_rows[len(of_rows)] = path

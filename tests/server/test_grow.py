@@ -112,7 +112,7 @@ def cost_curves(draw: st.DrawFn) -> VerifyCosts:
     """Flat stretches and steps, as devices have them."""
     steps = draw(st.lists(st.sampled_from([0.0, 0.0001, 0.002, 0.03]), min_size=19, max_size=19))
     first, wait_s = draw(st.sampled_from([0.01, 0.05])), draw(st.sampled_from([0.0, 0.01]))
-    return VerifyCosts(first + np.concatenate([[0.0], np.cumsum(steps)]), wait_s)
+    return VerifyCosts((first + np.concatenate([[0.0], np.cumsum(steps)])).tolist(), wait_s)
 
 
 @settings(max_examples=300)
@@ -127,9 +127,36 @@ def test_beams_that_cannot_pay_change_no_tree(
     roomy = GrowthLimits(10_000, limits.top_k, limits.steps)
     full = grow(offers, roomy).finish()
     gains = np.cumsum(np.exp(np.concatenate([[0], full.scores], dtype=np.float32)), dtype=np.float64)[:size]
-    worth = int((gains / (costs.seconds + costs.wait_s)[: len(gains)]).argmax())
+    worth = int((gains / (np.array(costs.seconds) + costs.wait_s)[: len(gains)]).argmax())
     tree = grow(offers, GrowthLimits(size, limits.top_k, limits.steps, costs)).finish()
     assert_first_nodes(worth, full, tree)
+
+
+@settings(max_examples=300)
+@given(scripted_offers())
+def test_a_tree_is_that_of_a_plain_search_through_all_candidates(
+    case: tuple[list[tuple[np.ndarray, np.ndarray]], GrowthLimits],
+) -> None:
+    """Every level whole, candidates sorted by cost and place in the end."""
+    offers, limits = case
+    # (cost, place, token, place of the parent)
+    found: list[tuple[np.float32, int, int, int]] = []
+    beams, rows = [(np.float32(0), 0)], 0
+    for log_probs, tokens in offers:
+        level = []
+        for row, (cost, place) in enumerate(beams):
+            for column in range(limits.top_k):
+                child = 1 + (rows + row) * limits.top_k + column
+                level.append((cost - log_probs[row, column], child, int(tokens[row, column]), place))
+        rows += len(beams)
+        found += level
+        beams = [(cost, place) for cost, place, *_ in sorted(level)[: limits.top_k]]
+    best = sorted(found)[: limits.max_nodes - 1]
+    node_of = {0: 0} | {place: node for node, (_, place, *_) in enumerate(best, 1)}
+    tree = grow(offers, limits).finish()
+    assert [-cost for cost, *_ in best] == tree.scores.tolist()
+    assert [token for _, _, token, _ in best] == tree.tokens.tolist()
+    assert [node_of[parent] for *_, parent in best] == tree.parents.tolist()
 
 
 @given(st.lists(st.tuples(scripted_offers(), st.none() | cost_curves()), min_size=2, max_size=5))
@@ -174,7 +201,7 @@ def assert_first_nodes(count: int, expected: GrownTree, tree: GrownTree) -> None
 
 def test_costs_must_be_those_of_every_size() -> None:
     with pytest.raises(ValueError, match="19 costs"):
-        GrowthLimits(20, 4, 5, VerifyCosts(np.ones(19), 0.0))
+        GrowthLimits(20, 4, 5, VerifyCosts([1.0] * 19, 0.0))
 
 
 @settings(max_examples=300)
@@ -227,7 +254,7 @@ def ran(node: Node, floors: list[float]) -> bool:
 
 def test_where_more_nodes_do_not_pay_hardly_any_beam_is_run() -> None:
     """Each node costs a pass and has one chance in ten: none is worth it, and no child of one can be."""
-    costs = VerifyCosts(0.01 * np.arange(1, 21, dtype=np.float64), 0.0)
+    costs = VerifyCosts([0.01 * nodes for nodes in range(1, 21)], 0.0)
     growth = TreeGrowth(GrowthLimits(20, 4, 5, costs))
     offered = np.log(np.full((1, 4), 0.1, np.float32))
     add_level([growth], offered, np.arange(4, dtype=np.int32)[None])

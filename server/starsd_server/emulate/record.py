@@ -97,7 +97,7 @@ def recorded_trees(
     precision = Precision.INT8 if int8_available() else Precision.FLOAT32
     head = RowHead(load_head(head_folder, target, dtype=None), precision)
     engine = Engine(head, len(trace.conversations), MAX_LEN)
-    costs = VerifyCosts(profile.curve.table(max_nodes), wait_s)
+    costs = VerifyCosts(profile.curve.table(max_nodes).tolist(), wait_s)
     trees = record_trees(engine, trace.rounded(dtype), TreeShape().limits(max_nodes, costs))
     trees.save(file)
     return file

@@ -27,7 +27,7 @@ __all__ = ["Conversation", "RecordedTree", "RecordedTrees", "Trace", "record_tre
 
 
 TRACE_FILE = "trace.npz"
-NO_BEAMS = np.empty(0, np.float32)  # trees of two nodes have none
+NO_PROBABILITIES = np.empty(0, np.float32)  # trees of two nodes have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class RecordedTrees:
                 tokens=np.concatenate([t.tree.tokens for t in trees]),
                 parents=np.concatenate([t.tree.parents for t in trees]),
                 probabilities=np.concatenate([t.tree.probabilities for t in trees]),
-                beams=np.concatenate([NO_BEAMS, *(level for t in trees for level in t.levels)]),
+                beams=np.concatenate([NO_PROBABILITIES, *(level for t in trees for level in t.levels)]),
             )
 
     @classmethod

@@ -6,43 +6,43 @@ log-probability are the tree, and the `top_k` best of the newest level are the r
 
 A candidate's **place** is 1 + row * top_k + column, rows counted over all levels; the root's is 0. Equal
 scores are ordered by place, and a parent's place is below its children's, so a kept child never loses its
-parent. The **cost** is the score without its sign, and the **key** has the cost above and the place below: a
-float that is not negative is ordered as its bits are, so sorted keys are candidates from best to worst.
+parent. The **cost** is the score without its sign. What is known of candidates lies in lists by place, and
+places sorted by cost are candidates from best to worst: newer ones stand behind older ones before they are
+sorted, and sorting keeps the order of equals.
 
 A beam whose own score no longer reaches the tree cannot have children that do, so it is not run: the tree is
 the same, with fewer rows. A tree of four nodes is done after two or three steps, not after six.
+
+What is done once a step is done with arrays. Trees are lists and plain loops: most have a dozen candidates or
+two, and calls whose code the head's weights have driven from the caches cost more than so few take.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from starsd_edge.types import Float32Array, Float64Array, IndexArray, TokenArray
+from starsd_edge.types import Float32Array, IndexArray, TokenArray
 
-__all__ = ["AheadLimits", "Beams", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts", "add_level"]
+__all__ = ["AheadLimits", "GrowthLimits", "GrownTree", "TreeGrowth", "VerifyCosts", "add_level"]
 
 CLEARLY_LESS = 1.0 - 1e-6  # what rounding may make of an equal rate is not taken for less
-KeyArray: TypeAlias = NDArray[np.int64]
-KEY = np.dtype([("place", "<u4"), ("cost", "<f4")])  # of an int64, `<i8`
-COST_ALONE = -(1 << 32)  # mask: what is left is not above any key of that cost
-LAST_KEY = int(np.float32(np.inf).view(np.int32)) << 32  # behind every candidate
+NO_TOKEN = -1  # the root comes with the rows of the session
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyCosts:
     """What a device pays for verifying.
 
-    seconds  float64 [max_nodes] of a forward over 1, 2, ... nodes, never falling
+    seconds  of a forward over 1, 2, ... max_nodes nodes, never falling
     wait_s   what a round costs besides
     """
 
-    seconds: Float64Array
+    seconds: Sequence[float]
     wait_s: float
 
 
@@ -88,36 +88,6 @@ class GrowthLimits:
             raise ValueError(f"{len(self.costs.seconds)} costs for a tree of up to {self.max_nodes} nodes")
 
 
-@dataclass(slots=True)
-class Beams:
-    """Rows of a step, best first.
-
-    tokens   int32 [b] ids
-    parents  int64 [b] row of the tree's step before whose output feeds each
-    places   int64 [b]
-    costs    float32 [b]
-    depth    of all of them
-    """
-
-    tokens: TokenArray
-    parents: IndexArray
-    places: IndexArray
-    costs: Float32Array
-    depth: int
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def first(self, count: int) -> Beams:
-        return Beams(
-            self.tokens[:count], self.parents[:count], self.places[:count], self.costs[:count], self.depth
-        )
-
-
-ROOT = Beams(np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.float32), 0)
-NO_BEAMS = ROOT.first(0)
-
-
 @dataclass(frozen=True, slots=True)
 class GrownTree:
     """The nodes below the root by falling score, ties by place.
@@ -137,35 +107,33 @@ class TreeGrowth:
     `finish`. The first of them is the root."""
 
     __slots__ = (
+        "_costs",
+        "_newest",
         "_num_paying",
-        "_num_rows",
-        "_offered",
         "_offers",
+        "_probabilities",
         "_ran",
         "_ranked",
-        "_round_s",
+        "_tokens",
         "beams",
+        "depth",
         "limits",
         "size",
     )
 
     def __init__(self, limits: GrowthLimits) -> None:
         self.limits = limits
-        self.beams = ROOT  # none when the tree is done
+        self.beams = [0]  # places of the rows to run, best first; none when the tree is done
+        self.depth = 0  # of the beams
         self.size = limits.max_nodes  # that the tree may come to, as far as is known
-        self._ranked = ROOT_KEY  # the best candidates and the root before them
+        self._costs = [0.0]  # by place, as are
+        self._probabilities = [1.0]  # cumulative ones
+        self._tokens = [NO_TOKEN]
+        self._newest = 0  # place of the newest level's first candidate
+        self._ranked = [0]  # places of the root and of the best candidates
         self._num_paying = limits.max_nodes  # of these, how many are worth verifying
-        self._num_rows = 0  # that ran
-        self._ran: list[IndexArray] = []  # [b] of each level: their places
-        self._offered: list[TokenArray] = []  # [b, top_k] of each level: ids of their children
+        self._ran: list[int] = []  # places of the rows that ran
         self._offers: list[tuple[Float32Array, TokenArray]] = []  # [b, width] costs and ids of each level
-        costs = limits.costs
-        self._round_s = None if costs is None else costs.seconds + costs.wait_s  # with 1, 2, ... nodes
-
-    @property
-    def num_known(self) -> int:
-        """Candidates up to now and the root: the place of the next one."""
-        return 1 + self._num_rows * self.limits.top_k
 
     @property
     def width(self) -> int:
@@ -173,26 +141,38 @@ class TreeGrowth:
         return self.limits.top_k if self.limits.ahead is None else self.limits.ahead.width
 
     @property
+    def beam_tokens(self) -> list[int]:
+        """Ids of `beams`."""
+        return [self._tokens[place] for place in self.beams]
+
+    @property
+    def beam_parents(self) -> list[int]:
+        """Rows of the tree's step before whose output feeds `beams`."""
+        return [(place - self._newest) // self.limits.top_k for place in self.beams]
+
+    @property
     def beam_probabilities(self) -> Float32Array:
         """float32 [b]: cumulative probabilities of `beams`, falling."""
-        probabilities: Float32Array = np.exp(-self.beams.costs)
-        return probabilities
+        return np.array([self._probabilities[place] for place in self.beams], np.float32)
 
     def narrow(self, floor: float) -> None:
         """Run only those of `beams` whose cumulative probability is `floor` at least."""
-        if math.exp(-self.beams.costs.item(-1)) < floor:  # the least likely of them
-            self.beams = self.beams.first(int(np.count_nonzero(self.beam_probabilities >= floor)))
+        count = len(self.beams)
+        while count and self._probabilities[self.beams[count - 1]] < floor:
+            count -= 1
+        del self.beams[count:]
 
     def finish(self) -> GrownTree:
         """The tree below the root: at most `max_nodes - 1` nodes, and none that does not pay."""
-        nodes = self._ranked[1 : self._num_paying].view(KEY)
-        places = nodes["place"].astype(np.int64)
-        node_of = np.zeros(self.num_known, np.int32)  # by place
-        node_of[places] = np.arange(1, len(places) + 1, dtype=np.int32)
-        candidates = places - 1
-        tokens = np.concatenate(self._offered).ravel()[candidates]
-        parents = node_of[np.concatenate(self._ran)[candidates // self.limits.top_k]]
-        return GrownTree(tokens, parents, -nodes["cost"])
+        nodes = self._ranked[: self._num_paying]
+        node_of = {place: node for node, place in enumerate(nodes)}
+        del nodes[0]
+        ran, top_k = self._ran, self.limits.top_k
+        return GrownTree(
+            np.array([self._tokens[place] for place in nodes], np.int32),
+            np.array([node_of[ran[(place - 1) // top_k]] for place in nodes], np.int32),
+            np.array([-self._costs[place] for place in nodes], np.float32),
+        )
 
     @property
     def offers(self) -> tuple[IndexArray, list[Float32Array], list[TokenArray]]:
@@ -203,72 +183,93 @@ class TreeGrowth:
         """
         assert self.limits.ahead is not None
         width = self.limits.ahead.width
-        places = np.concatenate(self._ran)
+        places = np.array(self._ran)
         rows, columns = np.divmod(places - 1, self.limits.top_k)
         ran = np.where(places > 0, 1 + rows * width + columns, 0)
         costs, tokens = zip(*self._offers, strict=True)
         return ran, list(costs), list(tokens)
 
-    def _join(self, level: KeyArray, costs: Float32Array) -> None:
-        """Begin `level` with the best so far, and go on with new candidates: their `costs` [b, top_k]."""
-        known, cells = len(self._ranked), level.view(KEY)
-        end, place = known + costs.size, self.num_known
-        level[:known] = self._ranked
-        cells["place"][known:end] = np.arange(place, place + costs.size)
-        cells["cost"][known:end] = costs.ravel()
-
-    def _rank(
-        self, level: KeyArray, probabilities: Float32Array, gains: Float64Array, offered: TokenArray
+    def _add(
+        self, costs: list[list[float]], probabilities: list[list[float]], tokens: list[list[int]]
     ) -> None:
-        """Keep the best of `level`, now sorted, and choose the next beams.
+        """Take what `beams` were offered, [b, k] each, keep the best and choose the next beams."""
+        top_k, steps_left = self.limits.top_k, self.limits.steps - self.depth
+        newest = self._newest = len(self._costs)
+        self._ran += self.beams
+        for row, _ in enumerate(self.beams):
+            self._costs += costs[row][:top_k]
+            self._probabilities += probabilities[row][:top_k]
+            self._tokens += tokens[row][:top_k]
+        self._rank(newest)
+        if self.limits.costs is not None:
+            self._look_ahead(self.limits.costs, newest, steps_left)
+        self.beams = self._choose(newest) if steps_left else []
+        self.depth += 1
 
-        Args:
-            probabilities: of the first of them, and
-            gains: their sums, which are the tokens that a round brings with 1, 2, ... nodes.
-            offered: [b, top_k] ids.
-        """
-        ran, limits, newest = self.beams, self.limits, self.num_known
-        self._ran.append(ran.places)
-        self._offered.append(offered)
-        self._num_rows += len(ran)
-        ranked = level[: min(self.size, self.num_known)]
-        fresh = ranked.view(KEY)["place"] >= newest
-        if self._round_s is not None:
-            known, left = len(ranked), limits.steps - ran.depth
-            self._look_ahead(self._round_s, gains[:known], probabilities[:known].repeat(1 + left * fresh))
-            ranked, fresh = ranked[: self.size], fresh[: self.size]
-        self._ranked, self.beams = ranked, NO_BEAMS
-        if ran.depth == limits.steps:
-            return
-        chosen = ranked[fresh][: limits.top_k]
-        if len(ranked) == self.size:
-            # Later candidates lose ties, so a child has to beat the last one that is kept now.
-            chosen = chosen[: chosen.searchsorted(ranked.item(-1) & COST_ALONE)]
-        if len(chosen):
-            cells = chosen.view(KEY)
-            places = cells["place"].astype(np.int64)
-            index = places - newest
-            self.beams = Beams(
-                offered.ravel()[index], index // limits.top_k, places, cells["cost"], ran.depth + 1
-            )
+    def _rank(self, newest: int) -> None:
+        """Keep the best of the candidates, those from `newest` on among them."""
+        costs, ranked, top_k = self._costs, self._ranked, self.limits.top_k
+        if len(ranked) < self.size:
+            ranked += range(newest, len(costs))
+        else:  # only what beats the last one is kept, as later candidates lose ties
+            last = costs[ranked[-1]]
+            for row in range(newest, len(costs), top_k):
+                ranked += range(row, bisect_left(costs, last, row, row + top_k))
+        ranked.sort(key=costs.__getitem__)
+        del ranked[self.size :]
 
-    def _look_ahead(self, round_s: Float64Array, gains: Float64Array, hoped: Float32Array) -> None:
+    def _choose(self, newest: int) -> list[int]:
+        """The best candidates from `newest` on whose children could still enter the tree."""
+        costs, ranked, top_k = self._costs, self._ranked, self.limits.top_k
+        # Later candidates lose ties, so a child has to beat the last one that is kept now.
+        last = costs[ranked[-1]] if len(ranked) == self.size else math.inf
+        chosen: list[int] = []
+        for place in ranked:
+            if place >= newest:
+                if costs[place] >= last or len(chosen) == top_k:
+                    break
+                chosen.append(place)
+        return chosen
+
+    def _look_ahead(self, costs: VerifyCosts, newest: int, steps_left: int) -> None:
         """How many of the nodes pay, and how many could once there are more.
 
         The children of a node are together no likelier than it is. So a tree of any size gains at most what
-        it would if every new node had one child, that one child, and so on down, all as likely as the node:
-        `hoped`, probabilities of all these and of the older nodes, falling.
+        it would if every new node had one child, that one child, and so on down, all as likely as the node.
         """
-        rates = gains / round_s[: len(gains)]  # tokens per second with 1, 2, ... nodes, which can only rise
-        self._num_paying = int(rates.argmax()) + 1
-        least = rates.item(self._num_paying - 1) * CLEARLY_LESS
-        most = hoped.cumsum(dtype=np.float64)
-        size = self.size
-        while size > self._num_paying and most.item(min(size, len(most)) - 1) <= least * round_s.item(
-            size - 1
-        ):
+        seconds, wait_s = costs.seconds, costs.wait_s
+        probabilities, ranked, size = self._probabilities, self._ranked, self.size
+        best = gain = 0.0  # tokens per second, which can only rise, and tokens
+        num_paying = 0
+        for num_nodes, place in enumerate(ranked, 1):
+            gain += probabilities[place]
+            rate = gain / (seconds[num_nodes - 1] + wait_s)
+            if rate > best:
+                best, num_paying = rate, num_nodes
+        # What a tree of `size` nodes may hope for: `rank` is that of the last one, or of the node that it
+        # hangs below, of which there are `run`.
+        least, chain = best * CLEARLY_LESS, 1 + steps_left
+        num_nodes, rank, run, gain = 0, -1, 0, 0.0
+        for place in ranked:
+            rank += 1
+            run = 1 if place < newest else chain
+            if run > size - num_nodes:
+                run = size - num_nodes
+            gain += run * probabilities[place]
+            num_nodes += run
+            if num_nodes == size:
+                break
+        while size > num_paying and gain <= least * (seconds[size - 1] + wait_s):
             size -= 1
-        self.size = size
+            if num_nodes > size:
+                gain -= probabilities[ranked[rank]]
+                num_nodes -= 1
+                run -= 1
+                if run == 0:
+                    rank -= 1
+                    run = 1 if ranked[rank] < newest else chain
+        self.size, self._num_paying = size, num_paying
+        del ranked[size:]
 
 
 def add_level(trees: Sequence[TreeGrowth], log_probs: Float32Array, tokens: TokenArray) -> None:
@@ -282,25 +283,13 @@ def add_level(trees: Sequence[TreeGrowth], log_probs: Float32Array, tokens: Toke
             Probabilities of a row, so that they are 1 together at most.
         tokens: int32 [n, k] ids.
     """
+    parents = np.array([tree._costs[place] for tree in trees for place in tree.beams], np.float32)
     # A probability is at most 1: rounding must not lift a child above its parent.
-    costs = np.concatenate([tree.beams.costs for tree in trees])[:, None] - np.minimum(log_probs, 0.0)
-    size = max([tree.size for tree in trees])
-    most = max([len(tree.beams) * tree.limits.top_k for tree in trees])
-    keys = np.empty((len(trees), size + most), np.int64)
-    keys.fill(LAST_KEY)
-    offered: list[TokenArray] = []
+    costs = parents[:, None] - np.minimum(log_probs, 0.0)
+    levels = costs.tolist(), np.exp(-costs).tolist(), tokens.tolist()
     end = 0
-    for tree, level in zip(trees, keys, strict=True):
-        start, end, width = end, end + len(tree.beams), tree.limits.top_k
+    for tree in trees:
+        start, end = end, end + len(tree.beams)
         if (ahead := tree.limits.ahead) is not None:
             tree._offers.append((costs[start:end, : ahead.width], tokens[start:end, : ahead.width]))
-        tree._join(level, costs[start:end, :width])
-        offered.append(tokens[start:end, :width])
-    keys.sort()
-    probabilities = np.exp(-keys[:, :size].view(KEY)["cost"])
-    gains = probabilities.cumsum(1, np.float64)
-    for number, tree in enumerate(trees):
-        tree._rank(keys[number], probabilities[number], gains[number], offered[number])
-
-
-ROOT_KEY = np.zeros(1, np.int64)
+        tree._add(*[rows[start:end] for rows in levels])
