@@ -12,6 +12,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from msgspec import Struct
+
 from starsd_edge.protocol.session_table import SessionKey
 
 __all__ = [
@@ -109,8 +111,7 @@ class Limits:
 # --------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Struct, frozen=True):
     """A session asks for a slot of `head`."""
 
     key: SessionKey
@@ -118,8 +119,7 @@ class Open:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Arrive:
+class Arrive(Struct, frozen=True):
     """`rows` head rows of a session came in; with `wants_tree`, a tree on top of them is wanted. Unstarted
     trees of the session are no longer wanted then, their rows still are."""
 
@@ -129,21 +129,18 @@ class Arrive:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True):
     key: SessionKey
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Struct, frozen=True):
     """A session whose device is there and wants nothing: somebody reads an answer."""
 
     key: SessionKey
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFree:
+class EngineFree(Struct, frozen=True):
     """No step runs: the moment to choose the next one."""
 
 
@@ -157,13 +154,11 @@ class StepEnded(NamedTuple):
     ahead: Mapping[SessionKey, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """Take no new session; finish what is under way."""
 
 
@@ -194,14 +189,12 @@ class RunStep(NamedTuple):
     turns: tuple[Turn, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(Struct, frozen=True):
     key: SessionKey
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Nothing was taken of what the session asked."""
 
     key: SessionKey
@@ -209,16 +202,14 @@ class Refuse:
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Evict:
+class Evict(Struct, frozen=True):
     """The session lost its slot: should it come back, it has to open and prefill again."""
 
     key: SessionKey
     reason: EvictReason
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Struct, frozen=True):
     """Nothing is left to do."""
 
 

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.protocol.codec import Frames
 from starsd_edge.protocol.server_connection import HeadOffer, RowsArrived, ServerConnection
@@ -20,14 +22,12 @@ from starsd_server.telemetry import SessionFacts
 __all__ = ["Block", "Ended", "Flight", "OutgoingReply", "Part", "Session"]
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingReply:
+class OutgoingReply(Struct, frozen=True):
     route: bytes
     frames: Frames
 
 
-@dataclass(slots=True)
-class Block:
+class Block(Struct):
     """Rows that arrived in one message, how many of them the head has seen, and what the tree on them may be
     if one is wanted. `narrowed`: not all rows of it were worth the engine's time."""
 
@@ -93,8 +93,7 @@ class Part(NamedTuple):
         return self.block is not None and self.block is self.session.drafting
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(Struct, frozen=True):
     """The step under way: who takes part, and with which heads."""
 
     parts: list[Part]

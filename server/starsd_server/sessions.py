@@ -6,9 +6,10 @@ No socket and no clock: `receive`, `begin`, `finish`, `answer` and `tick` take v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from starsd_edge.decoding.costs import CostCurve
 from starsd_edge.decoding.tree import NO_PARENT, DraftTree

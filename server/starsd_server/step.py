@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from torch import Tensor
 
 from starsd_edge.types import FeatureArray, Float32Array, TokenArray
@@ -100,8 +101,7 @@ class Grow(NamedTuple):
         return len(self.session.beams)
 
 
-@dataclass(frozen=True, slots=True)
-class GoAhead:
+class GoAhead(Struct, frozen=True):
     """Run the next rows of a tree that was answered and goes on. Takes part in steps of its kind only."""
 
     session: SessionRows
@@ -120,15 +120,13 @@ class GoAhead:
 WorkItem: TypeAlias = Extend | Grow | GoAhead
 
 
-@dataclass(frozen=True, slots=True)
-class Advanced:
+class Advanced(Struct, frozen=True):
     """The rows are in; a tree that grows wants a step with `beams` rows, 0 when none grows."""
 
     beams: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TreeReady:
+class TreeReady(Struct, frozen=True):
     """The tree below the root, by falling probability.
 
     tokens         int32 [N - 1] of the target's vocabulary
@@ -143,8 +141,7 @@ class TreeReady:
     ahead: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """This session's rows were not used, for `reason`; it keeps the rows before them, and no tree."""
 
     reason: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -309,7 +310,10 @@ def test_nothing_in_a_launch_asks_the_accelerator_for_a_value(kind: HeadKind) ->
     engine = launched(head, 3, MAX_LEN, HandQueue(meta, scores=made_up))
     ahead = AheadLimits(max_nodes=80, rows=12, width=TOP_K, steps=2)
     scripts = [Script.random(seed, kind) for seed in range(3)]
-    players = [Player(script, slot, replace(LIMITS, ahead=ahead)) for slot, script in enumerate(scripts)]
+    players = [
+        Player(script, slot, msgspec.structs.replace(LIMITS, ahead=ahead))
+        for slot, script in enumerate(scripts)
+    ]
     play(engine, players, np.random.default_rng(1))  # type: ignore[arg-type]
     assert [7] * 3 == [len(player.trees) for player in players]
     sessions = [player.session for player in players]

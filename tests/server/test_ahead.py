@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from starsd_edge.decoding.tree import DraftTree
 from starsd_edge.protocol.messages import Draft, Hints

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from starsd_edge.bench.recorder import CHAT, TREE_NODES, dense, load, save
 from starsd_edge.bench.trace import Trace as Played

@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from starsd_edge.types import Float32Array, IndexArray, TokenArray
 
@@ -34,8 +34,7 @@ CLEARLY_LESS = 1.0 - 1e-6  # what rounding may make of an equal rate is not take
 NO_TOKEN = -1  # the root comes with the rows of the session
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyCosts:
+class VerifyCosts(Struct, frozen=True):
     """What a device pays for verifying.
 
     seconds  of a forward over 1, 2, ... max_nodes nodes, never falling
@@ -46,8 +45,7 @@ class VerifyCosts:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AheadLimits:
+class AheadLimits(Struct, frozen=True):
     """How a tree that is done may go on (`ahead`).
 
     max_nodes  nodes that it may come to, root included
@@ -62,8 +60,7 @@ class AheadLimits:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class GrowthLimits:
+class GrowthLimits(Struct, frozen=True):
     """The shape a tree may take.
 
     max_nodes  nodes of the tree, root included
@@ -88,8 +85,7 @@ class GrowthLimits:
             raise ValueError(f"{len(self.costs.seconds)} costs for a tree of up to {self.max_nodes} nodes")
 
 
-@dataclass(frozen=True, slots=True)
-class GrownTree:
+class GrownTree(Struct, frozen=True):
     """The nodes below the root by falling score, ties by place.
 
     tokens   int32 [N - 1] ids
