@@ -177,6 +177,8 @@ class End:
             return
         try:
             stream.flush()
+        except ClosedError:
+            stream.unsent.clear()  # for nobody; `receive` finds what was said last, and then the end
         except AwayError as error:
             self._lose(error)
             return

@@ -181,6 +181,24 @@ def test_a_gateway_waits_for_no_worker_and_finds_it_when_it_comes(tmp_path: Path
     assert not gateway.connected
 
 
+def test_what_a_worker_said_last_is_heard_by_a_gateway_that_had_more_for_it(tmp_path: Path) -> None:
+    """One that is drained answers and leaves, while edges go on asking: the answers went with it."""
+    here, there = Process(), Process()
+    worker = WorkerEnd(tmp_path, there.poller)
+    gateway = GatewayEnd(tmp_path, here.poller)
+    gateway.look(0.0)
+    accept(there, worker)
+    worker.put(framed(b"last"))
+    worker.finish(timeout_s=0)
+    worker.close()
+    gateway.put(framed(b"for nobody"))
+    gateway.flush()
+    assert gateway.connected
+    assert [b"last"] == here.received(gateway)
+    assert [] == here.received(gateway)  # the end
+    assert not gateway.connected
+
+
 def test_a_worker_that_was_killed_is_followed_by_another_at_the_same_place(tmp_path: Path) -> None:
     """Its socket's file is left; what was in line for it is not for the next one."""
     here, there = Process(), Process()
