@@ -27,6 +27,8 @@ __all__ = ["HelloBody", "Identity", "WelcomeBody", "decode_greeting", "encode_gr
 
 Name = Annotated[str, msgspec.Meta(max_length=128)]
 Hash = Annotated[str, msgspec.Meta(max_length=128)]
+CurveSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_CONTEXT_TOKENS)]
+CurveSizes = Annotated[list[CurveSize], msgspec.Meta(max_length=64)]
 CurvePoints = Annotated[list[float], msgspec.Meta(max_length=64)]
 
 
@@ -95,7 +97,7 @@ class HelloBody(msgspec.Struct, frozen=True, kw_only=True):
     max_nodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)]
     head: Name = ""
     profile: Name = ""
-    cost_sizes: Annotated[list[int], msgspec.Meta(max_length=64)] = []
+    cost_sizes: CurveSizes = []
     cost_seconds: CurvePoints = []
 
 

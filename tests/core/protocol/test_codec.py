@@ -23,6 +23,7 @@ from starsd_edge.protocol.messages import (
     Error,
     ErrorCode,
     Head,
+    Hello,
     Hints,
     Message,
     Open,
@@ -31,7 +32,7 @@ from starsd_edge.protocol.messages import (
     Update,
     WireError,
 )
-from tests.core.protocol import strategies
+from tests.core.protocol import strategies, wire_samples
 
 HEAD = Head(session=7, boot_id=8, epoch=1, round_id=3, base_len=40, prefix_crc=99)
 
@@ -52,6 +53,14 @@ def same(left: Message, right: Message) -> bool:
 def small_update(tokens: int = 5, width: int = 8) -> Update:
     rows = encode_rows(np.ones((tokens, width), np.float32), FeatureDtype.FP16)
     return Update(HEAD, np.arange(tokens, dtype=np.int32), rows, Hints())
+
+
+@pytest.mark.parametrize("size", [0, MAX_CONTEXT_TOKENS + 1, 10**400], ids=["none", "too many", "no float"])
+def test_a_cost_curve_over_a_size_that_no_forward_has_is_refused(size: int) -> None:
+    """An integer has no end in JSON, and a float has: the service's engine ended with it."""
+    frames = encode(Hello(HEAD, replace(wire_samples.HELLO, cost_sizes=[1, size])))
+    with pytest.raises(WireError):
+        decode(frames)
 
 
 @given(strategies.messages())
