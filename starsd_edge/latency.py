@@ -12,16 +12,18 @@ import math
 import operator
 from bisect import bisect_left
 from itertools import accumulate
+from typing import Annotated
 
 import msgspec
 
-__all__ = ["BUCKETS_PER_OCTAVE", "LOWEST", "MAX_BUCKETS", "Histogram", "Jitter"]
+__all__ = ["BUCKETS_PER_OCTAVE", "LOWEST", "MAX_BUCKETS", "MAX_COUNT", "Histogram", "Jitter"]
 
 BUCKETS_PER_OCTAVE = 8  # a bucket is 9% wide: its middle is at most 4.5% off
 LOWEST = 1e-6  # what the first bucket ends at: no stage we time is shorter than a microsecond
 MAX_BUCKETS = 40 * BUCKETS_PER_OCTAVE  # up to 2**40 microseconds, twelve days: nothing lasts longer
 HIGHEST = LOWEST * 2.0 ** (MAX_BUCKETS / BUCKETS_PER_OCTAVE)
 TOLERANCE = 1e-9  # of a bucket: keeps a power of two in the one it ends, however it was rounded
+MAX_COUNT = 2**53  # what a reader that knows floats alone still has exactly
 JITTER_GAIN = 1 / 16  # RFC 3550, 6.4.1
 
 
@@ -37,7 +39,7 @@ class Histogram(msgspec.Struct, omit_defaults=True):
     """
 
     first: int = 0
-    counts: list[int] = []
+    counts: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]] = []
     total: float = 0.0
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import zmq
 
-from starsd_edge.errors import ResourceError, StarSDError, UsageError
+from starsd_edge.errors import RemoteProtocolError, ResourceError, StarSDError, UsageError
 from starsd_edge.link.sockets import is_readable, make_context, receive_now, seed_libc, send_now
 from starsd_edge.link.zap import IPV4_IN_IPV6
 from starsd_edge.protocol.codec import Buffer, decode, encode, kind_of
@@ -237,7 +237,12 @@ class Gateway:
 
     def _publish(self, payload: bytes) -> None:
         if self._monitor is not None:
-            self._monitor.publish(decode_snapshot(payload))
+            try:
+                snapshot = decode_snapshot(payload)
+            except RemoteProtocolError as error:  # nobody could read it
+                self._drop("snapshot", str(error))
+            else:
+                self._monitor.publish(snapshot)
 
     # ------------------------------------------------------------------------------------- counting
 

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -19,6 +20,10 @@ from starsd_edge.protocol.messages import ErrorCode
 from starsd_edge.protocol.server_connection import Greeted, RowsArrived, ServiceOffer
 from starsd_edge.protocol.session_table import SessionKey
 from starsd_edge.protocol.telemetry import (
+    MAX_DEPTH,
+    MAX_DEVICES,
+    MAX_NAME,
+    MAX_SESSIONS_PER_DEVICE,
     DeviceSnapshot,
     EdgeReport,
     EdgeSession,
@@ -107,8 +112,8 @@ class Recorder:
 
     def greeted(self, key: SessionKey, event: Greeted, now_s: float) -> None:
         device = self._devices.setdefault(key.device, _DeviceRecord(now_s))
-        device.software, device.greetings = event.hello.software, device.greetings + 1
-        device.dtype = event.hello.dtypes[0]
+        device.software, device.greetings = event.hello.software[:MAX_NAME], device.greetings + 1
+        device.dtype = event.hello.dtypes[0][:MAX_NAME]
         device.left = False
         self._sessions.setdefault(key, _SessionRecord(now_s, now_s))
         log.info("session %s of %s: head %s", _name(key), key.device, event.head.name)
@@ -174,7 +179,13 @@ class Recorder:
             self._sessions[key].heard_s = max(self._sessions[key].heard_s, self._devices[key.device].heard_s)
 
     def reported(self, device: str, body: EdgeReport, now_s: float) -> None:
-        self._devices.setdefault(device, _DeviceRecord(now_s)).told.take(body)
+        record = self._devices.setdefault(device, _DeviceRecord(now_s))
+        try:
+            record.told.take(body)
+        except ValueError as error:
+            record.refusals["report"] += 1
+            record.complaint = str(error)
+            log.warning("device %s: %s", device, error)
 
     def refused(self, key: SessionKey, refusal: Refuse) -> None:
         reason = refusal.reason.value
@@ -235,15 +246,18 @@ class Recorder:
             boot_id=f"{self._offer.boot_id:016x}",
             sequence=self._sequence,
             uptime_s=now_s - self._started_s,
-            service=self._offer.service,
-            software=self._offer.software,
+            service=self._offer.service[:MAX_NAME],
+            software=self._offer.software[:MAX_NAME],
             draining=draining,
-            heads=[HeadSnapshot(head.name, head.identity.target) for head in self._offer.heads],
+            heads=[
+                HeadSnapshot(head.name[:MAX_NAME], head.identity.target[:MAX_NAME])
+                for head in self._offer.heads
+            ],
             engine=engine,
             gateway=gateway.gateway,
             devices=[
                 self._device(name, record, facts, gateway.devices.get(name, DeviceLink()), now_s)
-                for name, record in self._devices.items()
+                for name, record in islice(self._devices.items(), MAX_DEVICES)
             ],
         )
 
@@ -255,7 +269,7 @@ class Recorder:
         seen = added([record.ended, *(self._sessions[fact.key].work for fact in facts)])
         seen.bytes_up, seen.bytes_down = link.bytes_up, link.bytes_down
         return DeviceSnapshot(
-            device=name,
+            device=name[:MAX_NAME],
             fingerprint=link.fingerprint,
             address=link.address,
             software=record.software,
@@ -269,7 +283,10 @@ class Recorder:
             refusals=dict(record.refusals),
             plain_tokens_per_s=report.plain_tokens_per_s if report is not None else None,
             work=_device_work(seen, record.told.work),
-            sessions=[self._session(fact, told.get(_name(fact.key)), now_s) for fact in facts],
+            sessions=[
+                self._session(fact, told.get(_name(fact.key)), now_s)
+                for fact in facts[:MAX_SESSIONS_PER_DEVICE]
+            ],
             board=record.told.board,
             energy=record.told.energy,
         )
@@ -279,7 +296,7 @@ class Recorder:
         own = record.work
         return SessionSnapshot(
             session=_name(fact.key),
-            head=fact.head,
+            head=fact.head[:MAX_NAME],
             state=fact.state,
             mode=told.mode if told is not None else Mode.DRAFTING if own.num_drafts else Mode.IDLE,
             reason=told.reason if told is not None else "",
@@ -321,8 +338,9 @@ def _name(key: SessionKey) -> str:
 
 
 def _accept(per_depth: list[int], num_accepted: int) -> None:
-    per_depth.extend([0] * (num_accepted - len(per_depth)))
-    for depth in range(num_accepted):
+    levels = min(num_accepted, MAX_DEPTH)
+    per_depth.extend([0] * (levels - len(per_depth)))
+    for depth in range(levels):
         per_depth[depth] += 1
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from starsd_edge.protocol.telemetry import BoardReading, EdgeReport, EdgeSession, Energy, Work, added
+from starsd_edge.protocol.telemetry import (
+    BoardReading,
+    DeviceSnapshot,
+    EdgeReport,
+    EdgeSession,
+    Energy,
+    Work,
+    added,
+    can_be_told,
+)
 
 __all__ = ["Told"]
 
@@ -19,8 +28,15 @@ class Told:
         self._ended_energy = Energy()
 
     def take(self, report: EdgeReport) -> None:
+        """Raises ValueError, and takes nothing, where no snapshot could tell what it comes to with the
+        others: one device must not make the service unreadable."""
+        before = dict(self._reports)
         self._reports.pop(report.edge_boot, None)
         self._reports[report.edge_boot] = report
+        sums = DeviceSnapshot("", reconnects=self.reconnects, work=self.work or Work(), energy=self.energy)
+        if not can_be_told(sums):
+            self._reports = before
+            raise ValueError("the counts of a report are beyond all measure")
         if len(self._reports) > MAX_PROGRAMS:
             oldest = self._reports.pop(next(iter(self._reports)))
             self._ended = added([self._ended, *(session.work for session in oldest.sessions)])

@@ -25,7 +25,7 @@ from starsd_edge.errors import ResourceError, StarSDError, UsageError
 from starsd_edge.protocol.codec import decode
 from starsd_edge.protocol.messages import WireError
 from starsd_edge.protocol.server_connection import HeadOffer, ServiceOffer
-from starsd_edge.protocol.telemetry import GatewaySnapshot, encode_snapshot
+from starsd_edge.protocol.telemetry import MAX_SNAPSHOT_BYTES, GatewaySnapshot, encode_snapshot
 from starsd_server import child
 from starsd_server.accelerator import CudaQueue, QueuedEngine
 from starsd_server.config import REAL_ENGINE, HeadSource, ServiceConfig
@@ -172,8 +172,12 @@ class Worker:
             snapshot = self.sessions.recorder.snapshot(
                 now_s, self.sessions.facts(), self._gateway, self._drain_until_s is not None
             )
+            payload = encode_snapshot(snapshot)
+            if len(payload) > MAX_SNAPSHOT_BYTES:
+                log.warning("a snapshot of %d bytes is not sent: nobody would read it", len(payload))
+                return
             with contextlib.suppress(AwayError, FullError):
-                self._line.put(pack_snapshot(encode_snapshot(snapshot)))
+                self._line.put(pack_snapshot(payload))
 
     def _idle_ms(self) -> int:
         next_s = min(self._next_tick_s, self._next_snapshot_s)

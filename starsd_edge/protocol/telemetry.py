@@ -21,10 +21,14 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from starsd_edge.errors import RemoteProtocolError
-from starsd_edge.latency import Histogram
+from starsd_edge.latency import MAX_COUNT, Histogram
 
 __all__ = [
+    "MAX_DEVICES",
+    "MAX_DEPTH",
+    "MAX_NAME",
     "MAX_REPORT_BYTES",
+    "MAX_SESSIONS_PER_DEVICE",
     "MAX_SNAPSHOT_BYTES",
     "TELEMETRY_VERSION",
     "TOPIC",
@@ -44,6 +48,7 @@ __all__ = [
     "Stage",
     "Work",
     "added",
+    "can_be_told",
     "decode_report",
     "decode_snapshot",
     "encode_report",
@@ -60,9 +65,11 @@ MAX_SESSIONS_PER_DEVICE = 64
 MAX_DEPTH = 32  # no tree is deeper
 MAX_REASONS = 32
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+MAX_NAME = 80
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(max_length=80)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Sentence = Annotated[str, msgspec.Meta(max_length=240)]
 Depths = Annotated[list[Count], msgspec.Meta(max_length=MAX_DEPTH)]
 ByReason = Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_REASONS)]
@@ -343,6 +350,7 @@ class ServiceSnapshot(msgspec.Struct, omit_defaults=True):
 _encoder = msgspec.json.Encoder()
 _snapshot_decoder = msgspec.json.Decoder(ServiceSnapshot)
 _report_decoder = msgspec.json.Decoder(EdgeReport)
+_device_decoder = msgspec.json.Decoder(DeviceSnapshot)
 
 
 def encode_snapshot(snapshot: ServiceSnapshot) -> bytes:
@@ -355,6 +363,15 @@ def decode_snapshot(data: bytes | memoryview) -> ServiceSnapshot:
 
     Raises RemoteProtocolError for anything that is too large or does not fit."""
     return _decode(_snapshot_decoder, data, MAX_SNAPSHOT_BYTES, "snapshot")
+
+
+def can_be_told(device: DeviceSnapshot) -> bool:
+    """Whether a snapshot with this in it can be read: sums of what was within the limits may be beyond."""
+    try:
+        _device_decoder.decode(_encoder.encode(device))
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return True
 
 
 def encode_report(report: EdgeReport) -> bytes:

@@ -23,7 +23,14 @@ from starsd_edge.protocol.codec import decode, encode
 from starsd_edge.protocol.messages import Busy, BusyReason, Error, ErrorCode, Head, Open, Ping
 from starsd_server.config import ServiceConfig
 from starsd_server.gateway import MESSAGES_AT_ONCE, WORKER_PATIENCE_S, Gateway
-from starsd_server.ipc import FromEdge, GatewayState, Revoked, pack_to_edge, unpack_in_worker
+from starsd_server.ipc import (
+    FromEdge,
+    GatewayState,
+    Revoked,
+    pack_snapshot,
+    pack_to_edge,
+    unpack_in_worker,
+)
 from starsd_server.local_stream import QUEUE_MESSAGES, WorkerEnd
 from starsd_server.peers import REFRESH_S
 
@@ -54,7 +61,11 @@ class House:
         self.poller = select.poll()
         self.worker = WorkerEnd(self.folder, self.poller)
         config = ServiceConfig(
-            heads=(), bind="tcp://127.0.0.1:0", folder=str(self.folder), keys=str(self.folder)
+            heads=(),
+            bind="tcp://127.0.0.1:0",
+            monitor="tcp://127.0.0.1:0",
+            folder=str(self.folder),
+            keys=str(self.folder),
         )
         self.gateway = Gateway(config, lambda: self.now_s)
         self.turn_until(lambda: self.worker.connected)
@@ -240,6 +251,16 @@ def test_no_message_waits_for_the_next_one(house: House, monkeypatch: pytest.Mon
     finally:
         house.commands.close()
         gateway.join()
+
+
+def test_a_snapshot_that_nobody_could_read_is_dropped(house: House) -> None:
+    """It ended the gateway, and the next one twice a second: after ten of them the service gave up."""
+    device = house.device(JET)
+    house.worker.put(pack_snapshot(b"{}"))
+    (heard,) = house.heard_of(JET)
+    house.worker.put(pack_to_edge(heard.route, heard.frames))
+    house.worker.flush()
+    house.turn_until(lambda: bool(device.poll(0)))
 
 
 def test_a_worker_that_is_away_is_told_of_as_starting(house: House) -> None:

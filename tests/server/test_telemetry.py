@@ -1,9 +1,31 @@
 """What the service makes of its own counters and of what edges report."""
 
-from starsd_edge.latency import Histogram
-from starsd_edge.protocol.telemetry import EdgeReport, EdgeSession, Energy, Mode, Stage, Work, added
+import pytest
+
+from starsd_edge.latency import MAX_COUNT, Histogram
+from starsd_edge.protocol.greeting import HelloBody
+from starsd_edge.protocol.messages import Head, Hello, Hints, Report
+from starsd_edge.protocol.telemetry import (
+    MAX_DEPTH,
+    EdgeReport,
+    EdgeSession,
+    Energy,
+    GatewaySnapshot,
+    Mode,
+    ServiceSnapshot,
+    Stage,
+    Work,
+    added,
+    decode_report,
+    decode_snapshot,
+    encode_report,
+    encode_snapshot,
+)
+from starsd_server.ipc import GatewayState
 from starsd_server.telemetry import _device_work
 from starsd_server.told import MAX_PROGRAMS, Told
+
+from .test_sessions import Room, identity, rows
 
 
 def times(*seconds: float) -> Histogram:
@@ -89,3 +111,71 @@ def test_counts_stay_when_a_program_is_no_longer_told_apart() -> None:
         assert told.energy is not None
         assert told.energy.plain_j == number + 1
     assert len(told.sessions) == MAX_PROGRAMS
+
+
+# ------------------------------------------------------------------------------- what a device cannot do
+
+
+def read_by_a_watcher(room: Room) -> ServiceSnapshot:
+    snapshot = room.sessions.recorder.snapshot(
+        room.now_s, room.sessions.facts(), GatewayState(GatewaySnapshot()), False
+    )
+    return decode_snapshot(encode_snapshot(snapshot))
+
+
+LARGEST = Histogram(first=1, counts=[MAX_COUNT], total=1e308)
+BEYOND_TOGETHER = {
+    "counts": [Work(num_drafts=MAX_COUNT), Work(num_drafts=1)],
+    "depths": [Work(accepted_per_depth=[MAX_COUNT]), Work(accepted_per_depth=[1])],
+    "a sum": [Work(tree_nodes=LARGEST), Work(tree_nodes=Histogram(1, [0], 1e308))],
+    "buckets": [Work(tree_nodes=LARGEST), Work(tree_nodes=Histogram(1, [1], 0.0))],
+    "reasons": [Work(fallbacks={f"{at} {n}": 1 for n in range(32)}) for at in ("here", "there")],
+}
+
+
+@pytest.mark.parametrize("works", BEYOND_TOGETHER.values(), ids=BEYOND_TOGETHER)
+def test_counts_that_are_too_much_together_are_not_taken(works: list[Work]) -> None:
+    """Each of them is within the limits. The snapshot with their sum could not be read, and the gateway ended
+    with every one of them that was to be published."""
+    room = Room()
+    edge = room.edge("device")
+
+    def report(*told: Work) -> None:
+        body = EdgeReport("boot", sessions=[EdgeSession(str(n), work=work) for n, work in enumerate(told)])
+        message = Report(Head(edge.session), decode_report(encode_report(body)))
+        room.sessions.receive("device", b"device", message, room.now_s)
+
+    report(Work(tokens=5))
+    report(*works)
+    (device,) = read_by_a_watcher(room).devices
+    assert (5, {"report": 1}) == (device.work.tokens, device.refusals)
+    report(Work(tokens=6))
+    (device,) = read_by_a_watcher(room).devices
+    assert 6 == device.work.tokens
+
+
+def test_energy_that_is_too_much_together_is_not_taken() -> None:
+    told = told_by(report_of("one", 1, joules=1e308))
+    with pytest.raises(ValueError, match="beyond"):
+        told.take(report_of("other", 1, joules=1e308))
+    assert told.energy == Energy(plain_j=1e308, plain_tokens=1)
+
+
+def test_the_longest_greeting_and_the_longest_path_can_be_told() -> None:
+    """HELLO has longer names than a snapshot, and says any number of accepted tokens."""
+    room, long = Room(), "x" * 128
+    room.prompted("device").update(*rows(1, 2), Hints(max_nodes=16, num_accepted=255))
+    body = HelloBody(
+        identity=identity("toy"),
+        digest=identity("toy").digest(),
+        device=long,
+        software=long,
+        dtypes=[long, "fp16"],
+        max_len=64,
+        max_nodes=16,
+    )
+    room.sessions.receive(long, b"long", Hello(Head(9), body), room.now_s)
+    room.settle()
+    devices = read_by_a_watcher(room).devices
+    assert [MAX_DEPTH, 0] == [len(device.work.accepted_per_depth) for device in devices]
+    assert long.startswith(devices[1].device)
