@@ -4,10 +4,11 @@ KV is a list that is checked row by row."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from starsd_edge.errors import RemoteProtocolError
 from starsd_edge.protocol.codec import Frames, decode
