@@ -84,10 +84,15 @@ class Worker:
         """Serve until drained or until the service is gone."""
         begun = False
         while not self._gone and not self._may_go():
-            if not self.sessions.hurried:
-                self._keep_house()
-                self._look(0 if begun else self._idle_ms())
-            begun = run_step(self.sessions, self, time.monotonic)
+            begun = self.turn(begun=begun)
+
+    def turn(self, *, begun: bool) -> bool:
+        """Wait for something to do, unless a step has just `begun`, and do it; whether a step was run. All
+        that there is to send leaves before the next one waits."""
+        if not self.sessions.hurried:
+            self._look(0 if begun else self._idle_ms())
+            self._keep_house()
+        return run_step(self.sessions, self, time.monotonic)
 
     @property
     def num_waiting(self) -> int:
