@@ -46,10 +46,9 @@ class VirtualClock:
         self._processor = processor
         self._reading_s = reading_s(processor)
         self._working_since: float | None = None  # processor time, later by what readings have taken since
-        self.host_works = Between(self._begin_work, self._end_work)  # what happens in it takes time, and
-        self.host_rests = Between(
-            self._end_work, self._begin_work
-        )  # what happens in this, inside it, does not
+        # What happens in the first takes time; in the second, inside it, none.
+        self.host_works = Between(self._begin_work, self._end_work)
+        self.host_rests = Between(self._end_work, self._begin_work)
 
     def __call__(self) -> float:
         if self._working_since is None:
