@@ -11,13 +11,29 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from starsd_edge.errors import RemoteProtocolError
+from starsd_edge.latency import Histogram
 from starsd_edge.protocol.codec import decode, encode
 from starsd_edge.protocol.messages import Prefill, Update, WireError
 from starsd_edge.protocol.server_connection import refusal
 from starsd_edge.protocol.session_table import SessionTable
 from starsd_edge.protocol.states import EdgeState
-from starsd_edge.protocol.telemetry import ServiceSnapshot, decode_snapshot, encode_snapshot
+from starsd_edge.protocol.telemetry import (
+    DeviceSnapshot,
+    EdgeReport,
+    EdgeSession,
+    Energy,
+    ServiceSnapshot,
+    SessionSnapshot,
+    Work,
+    decode_report,
+    decode_snapshot,
+    encode_report,
+    encode_snapshot,
+)
+from starsd_server.told import Told
 from tests.core.protocol.pair import Pair, committed, offer, token_at
 from tests.core.protocol.wire_samples import BOOT, SESSION
 from tests.core.test_telemetry import SNAPSHOT
@@ -126,12 +142,33 @@ def fuzz_snapshot(data: bytes) -> None:
         assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
 
 
+def fuzz_report(data: bytes) -> None:
+    """Two programs of a device report the same: the snapshot can be read, or one is refused."""
+    told = Told()
+    try:
+        told.take(decode_report(data))
+        told.take(replace(decode_report(data), edge_boot="the other one"))
+    except (RemoteProtocolError, ValueError):
+        pass
+    sessions = [SessionSnapshot(session.session, work=session.work) for session in told.sessions.values()]
+    device = DeviceSnapshot(
+        "jet1",
+        reconnects=told.reconnects,
+        work=told.work or Work(),
+        sessions=sessions,
+        board=told.board,
+        energy=told.energy,
+    )
+    decode_snapshot(encode_snapshot(ServiceSnapshot("00ab", 1, 0.5, devices=[device])))
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "decode": fuzz_decode,
     "service": fuzz_service,
     "edge": fuzz_edge,
     "table": fuzz_table,
     "snapshot": fuzz_snapshot,
+    "report": fuzz_report,
 }
 
 
@@ -147,7 +184,11 @@ def read_corpus() -> list[bytes]:
 
 
 MESSAGES = read_corpus()
+TIMES = Histogram(first=1, counts=[1], total=1.0)
+WORK = Work(num_drafts=1, accepted_per_depth=[1], fallbacks={"late": 1}, tree_nodes=TIMES)
+REPORT = EdgeReport("boot", sessions=[EdgeSession("1", work=WORK)], energy=Energy(1.0, 1, 1.0, 1))
 CORPORA: dict[str, list[bytes]] = {
     **dict.fromkeys(TARGETS, MESSAGES),
     "snapshot": [encode_snapshot(SNAPSHOT), encode_snapshot(ServiceSnapshot("00ab", 1, 0.5))],
+    "report": [encode_report(REPORT)],
 }

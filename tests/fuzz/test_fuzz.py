@@ -18,7 +18,7 @@ import pytest
 
 from tests.fuzz.targets import CORPORA, TARGETS, join_frames, split_frames
 
-ROUNDS = {"decode": 8_000, "service": 250, "edge": 250, "table": 1_000, "snapshot": 3_000}
+ROUNDS = {"decode": 8_000, "service": 250, "edge": 250, "table": 1_000, "snapshot": 3_000, "report": 1_000}
 INTERESTING = [0, 1, 0x7F, 0x80, 0xFF]
 MAX_ALLOCATED_BYTES = 4 << 20  # a message is 64 KiB here at most
 
@@ -51,15 +51,15 @@ def mutations(name: str, count: int, seed: int) -> Iterator[bytes]:
 
 # What no field expects: other types, beyond 64 bits, next to a double's end, too long, too deep.
 STRANGE: list[Any] = [
-    None, True, -1, 2**64, 1e308, -0.5, "", "x" * 81, "\ud800", [], {}, [[]] * 65, {"a": {"a": {}}}
+    None, True, -1, 2**53, 2**64, 1e308, -0.5, "", "x" * 81, "\ud800", [], {}, [[]] * 65, {"a": {"a": {}}}
 ]  # fmt: skip
 
 
-def misfits(count: int, seed: int) -> Iterator[bytes]:
-    """Snapshots that are JSON and no snapshots: one value in each is replaced, taken out or multiplied."""
+def misfits(name: str, count: int, seed: int) -> Iterator[bytes]:
+    """JSON that is not what it should be: one value in each is replaced, taken out or multiplied."""
     chance = random.Random(seed)
     for _ in range(count):
-        document = json.loads(chance.choice(CORPORA["snapshot"]))
+        document = json.loads(chance.choice(CORPORA[name]))
         parent, key = chance.choice(list(places(document)))
         match chance.randrange(3):
             case 0:
@@ -85,9 +85,10 @@ def test_no_bytes_break_a_decoder(name: str) -> None:
         run_one(name, data)
 
 
-def test_no_document_breaks_the_monitor() -> None:
-    for data in misfits(ROUNDS["snapshot"], seed=3):
-        run_one("snapshot", data)
+@pytest.mark.parametrize("name", ["snapshot", "report"])
+def test_no_document_breaks_the_monitor(name: str) -> None:
+    for data in misfits(name, ROUNDS[name], seed=3):
+        run_one(name, data)
 
 
 def test_no_bytes_make_a_decoder_allocate_more_than_they_are_worth() -> None:
