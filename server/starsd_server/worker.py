@@ -36,7 +36,7 @@ from starsd_server.hardware import chosen_device, memory_for
 from starsd_server.heads.checkpoint import HeadManifest, load_head, read_manifest
 from starsd_server.ipc import FromEdge, GatewayState, Revoked, pack_snapshot, pack_to_edge, unpack_in_worker
 from starsd_server.kv_cache import KvCache
-from starsd_server.local_stream import AwayError, FullError, WorkerEnd
+from starsd_server.local_stream import READ, AwayError, FullError, WorkerEnd
 from starsd_server.rows import Precision, RowHead, int8_available
 from starsd_server.scheduling import Policy
 from starsd_server.sessions import Sessions, TreeShape
@@ -75,7 +75,7 @@ class Worker:
         self._poller = select.poll()
         self._line = WorkerEnd(Path(config.folder), self._poller)
         self._received: deque[memoryview] = deque()
-        self._poller.register(sys.stdin.fileno(), select.POLLIN)
+        self._poller.register(sys.stdin.fileno(), READ)
         self._next_tick_s = self._next_snapshot_s = time.monotonic()
         self._drain_until_s: float | None = None
         self._gone = False  # the service is

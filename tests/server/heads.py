@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from starsd_edge.bundle import Bundle
+from starsd_edge.cli.drafts import identity_of
 from starsd_edge.protocol.greeting import Identity
 from starsd_server.heads.checkpoint import HeadManifest, save_head
 from starsd_server.heads.head import EagleHead, HeadConfig, HeadKind
@@ -69,7 +70,7 @@ def save_toy_head(folder: Path) -> Path:
 def save_head_for(bundle: Path, folder: Path) -> Path:
     """A folder with a random EAGLE-1 head for the target of `bundle`, which is HIDDEN wide."""
     manifest = Bundle.open(bundle).manifest
-    identity = Identity(target=manifest.identity.name, **manifest.for_heads())
+    identity = identity_of(manifest)
     config = replace(small_config(HeadKind.EAGLE1), vocab_size=identity.vocab_size)
     head = random_head(HeadKind.EAGLE1, config=config)
     save_head(head, HeadManifest(name="head-of-bundle", head=config, identity=identity), folder)

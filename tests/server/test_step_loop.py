@@ -20,11 +20,14 @@ Coming = Callable[[], None]
 
 
 class Told:
-    """A Line. Of `coming` each look takes the first element's messages, each wait the next one's."""
+    """A Line on which `there` waits. Of `coming` each look takes the first element's messages, each wait the
+    next one's."""
 
-    def __init__(self, sessions: Sessions, log: list[str], coming: list[list[Coming]]) -> None:
+    def __init__(
+        self, sessions: Sessions, log: list[str], there: list[Coming], coming: list[list[Coming]]
+    ) -> None:
         self._sessions, self._log, self._coming = sessions, log, deque(coming)
-        self._inbox: deque[Coming] = deque()
+        self._inbox: deque[Coming] = deque(there)
         self.crowded = False
 
     @property
@@ -91,9 +94,7 @@ def drafting_room(engine: type[Logged]) -> tuple[Room, list[str], list[Coming]]:
 
 def test_what_comes_in_while_an_accelerator_computes_is_in_the_next_step() -> None:
     room, log, (first, second) = drafting_room(Accelerated)
-    line = Told(room.sessions, log, [[first], [second]])
-    line.look()
-    log.clear()
+    line = Told(room.sessions, log, [first], [[second]])
     assert run_step(room.sessions, line, room.clock)
     assert ["receive", "launch 1", "look", "receive", "look", "look", "collect"] == log
     log.clear()
@@ -104,8 +105,7 @@ def test_what_comes_in_while_an_accelerator_computes_is_in_the_next_step() -> No
 def test_a_tree_that_goes_on_does_not_wait_for_what_is_there() -> None:
     """However long the host takes to receive it, and it is received in time for the step after."""
     room, log, (first, second) = drafting_room(Accelerated)
-    line = Told(room.sessions, log, [[first], [], [], [], [second, second]])
-    line.look()
+    line = Told(room.sessions, log, [first], [[], [], [], [second, second]])
     assert run_step(room.sessions, line, room.clock)
     line.look()
     log.clear()
@@ -119,9 +119,7 @@ def test_a_tree_that_goes_on_does_not_wait_for_what_is_there() -> None:
 
 def test_an_engine_in_the_loops_own_thread_is_given_what_is_there_and_not_looked_away_from() -> None:
     room, log, (first, second) = drafting_room(Logged)
-    line = Told(room.sessions, log, [[first], [second]])
-    line.look()
-    log.clear()
+    line = Told(room.sessions, log, [first], [[second]])
     assert run_step(room.sessions, line, room.clock)
     assert ["receive", "launch 1", "collect"] == log
     line.look()
@@ -133,8 +131,7 @@ def test_an_engine_in_the_loops_own_thread_is_given_what_is_there_and_not_looked
 @pytest.mark.parametrize("engine", [Logged, Accelerated])
 def test_a_tree_is_sent_while_the_next_step_runs(engine: type[Logged]) -> None:
     room, log, (first, second) = drafting_room(engine)
-    line = Told(room.sessions, log, [[first]])
-    line.look()
+    line = Told(room.sessions, log, [first], [])
     while run_step(room.sessions, line, room.clock):
         assert "reply" not in log
         log.clear()
@@ -147,8 +144,7 @@ def test_a_tree_is_sent_while_the_next_step_runs(engine: type[Logged]) -> None:
 def test_what_may_not_be_handed_on_is_not_waited_for() -> None:
     """The other end of the line is slow: the loop turned around what it could not take."""
     room, log, (first, second) = drafting_room(Accelerated)
-    line = Told(room.sessions, log, [[first], [second, second]])
-    line.look()
+    line = Told(room.sessions, log, [first], [[second, second]])
     hand_on = line.hand_on
 
     def crowded_from_now_on(at_most: int) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from starsd_edge.bundle import Bundle, file_sha256
+from starsd_edge.cli.drafts import identity_of
 from starsd_edge.cli.runtime import ModelChoice, open_bundle, prompt_writer
 from starsd_edge.config import cache_dir
 from starsd_edge.decoding.costs import DeviceProfile
 from starsd_edge.errors import UsageError
 from starsd_edge.protocol.features import FeatureDtype
-from starsd_edge.protocol.greeting import Identity
 from starsd_edge.text.template import Message, Role
 from starsd_server.emulate.trace import Trace, record_trees
 from starsd_server.engine import Engine
@@ -56,7 +56,7 @@ def open_trace(
 def check_fits(head_folder: Path, bundle: Bundle) -> None:
     """Raises UsageError where the service would refuse a device with this bundle."""
     identity = read_manifest(head_folder).identity
-    target = Identity(target=bundle.manifest.identity.name, **bundle.manifest.for_heads())
+    target = identity_of(bundle.manifest)
     if (difference := identity.difference(target)) is not None:
         raise UsageError(
             f"{head_folder}: a head of {identity.target}, not of {target.target} ({difference}): "

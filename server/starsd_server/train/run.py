@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from starsd_edge.bundle import Bundle
+from starsd_edge.cli.drafts import identity_of
 from starsd_edge.decoding.roles import Target
 from starsd_edge.errors import BundleError, ResourceError, UsageError
-from starsd_edge.protocol.greeting import Identity
 from starsd_edge.text.prompt import PromptWriter
 from starsd_edge.text.template import ChatTemplate
 from starsd_edge.text.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ def train_head(
     """
     config = head_config(bundle, plan)
     try:
-        manifest = HeadManifest(name=name, head=config, identity=head_identity(bundle))
+        manifest = HeadManifest(name=name, head=config, identity=identity_of(bundle.manifest))
     except ValueError as error:
         raise UsageError(f"{out}: {error}") from error
     corpus = open_corpus(work / "corpus")
@@ -175,19 +175,6 @@ def head_config(bundle: Bundle, plan: Plan) -> HeadConfig:
         feature_size=shapes.feature_size,
         rms_eps=shapes.norm_eps,
         rope_theta=shapes.rope_theta,
-    )
-
-
-def head_identity(bundle: Bundle) -> Identity:
-    """What an edge with this bundle will name as its target."""
-    identity, shapes = bundle.manifest.identity, bundle.manifest.shapes
-    return Identity(
-        target=identity.name,
-        target_hash=identity.source_sha256,
-        vocab_size=shapes.vocab_size,
-        tokenizer_hash=identity.tokenizer_sha256,
-        hidden_size=shapes.hidden_size,
-        feature_size=shapes.feature_size,
     )
 
 
